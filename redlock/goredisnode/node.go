@@ -1,0 +1,339 @@
+package goredisnode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/redlock"
+	"github.com/holdfast-go/holdfast/store"
+)
+
+// New returns a node over client, which is a [redis.Client] of one server or a
+// [redis.ClusterClient]; a Cluster counts as one node. Anything else is refused by a
+// [store.InvalidError], a [redis.NewFailoverClient] too, which does not tell the name of its
+// master: see [NewNamed]. New does no I/O. The caller closes the client, after the last use
+// of the node.
+//
+// The node's name is the address, with "/" and the number of the database where that is not 0,
+// and for a Cluster the sorted addresses that the client was given.
+func New(client any) (redlock.Node, error) {
+	switch c := client.(type) {
+	case *redis.Client:
+		if c == nil {
+			break
+		}
+		if c.Options().Addr == failoverAddr {
+			return nil, &store.InvalidError{Field: "node", Value: c.Options().Addr,
+				Rule: "a Sentinel client does not tell its master; use NewNamed with the master's name"}
+		}
+		name := c.Options().Addr
+		if db := c.Options().DB; db != 0 {
+			name += "/" + strconv.Itoa(db)
+		}
+		return NewNamed(name, c)
+	case *redis.ClusterClient:
+		if c == nil {
+			break
+		}
+		return NewNamed(strings.Join(slices.Sorted(slices.Values(c.Options().Addrs)), ","), c)
+	}
+	return refuse(client)
+}
+
+// failoverAddr is what go-redis has for an address in clients that ask a Sentinel.
+const failoverAddr = "FailoverClient"
+
+// NewNamed is [New] with a name of the caller's choice. All processes must use the same name
+// for the same deployment, since it identifies it, and names must not hold credentials. For a
+// Sentinel deployment that is the name of the master.
+func NewNamed(name string, client any) (redlock.Node, error) {
+	if name == "" {
+		return nil, &store.InvalidError{Field: "node", Rule: "the name must not be empty"}
+	}
+	switch c := client.(type) {
+	case *redis.Client:
+		if c != nil {
+			return &single{name: name, client: c}, nil
+		}
+	case *redis.ClusterClient:
+		if c != nil {
+			return &cluster{name: name, client: c}, nil
+		}
+	}
+	return refuse(client)
+}
+
+func refuse(client any) (redlock.Node, error) {
+	return nil, &store.InvalidError{Field: "node", Value: fmt.Sprintf("%T", client),
+		Rule: "must be a *redis.Client or a *redis.ClusterClient of go-redis v9, not nil"}
+}
+
+// single is one server, or what a Sentinel says is the master.
+type single struct {
+	name   string
+	client *redis.Client
+	// timed are clones of client by the power of two of their timeout in ms. They share its
+	// connections.
+	timed [16]atomic.Pointer[redis.Client]
+}
+
+func (n *single) Name() string { return n.name }
+
+// within is the client with a timeout that fits the deadline of ctx: the next power of two,
+// so that few clones serve all calls. A shorter timeout of the client's own stays.
+func (n *single) within(ctx context.Context) *redis.Client {
+	deadline, ok := ctx.Deadline()
+	if !ok || n.client.Options().ContextTimeoutEnabled {
+		return n.client
+	}
+	i := bits.Len64(uint64(max(time.Until(deadline).Milliseconds(), 1)))
+	if i >= len(n.timed) {
+		return n.client
+	}
+	timeout := time.Millisecond << i
+	if own := n.client.Options().ReadTimeout; own > 0 && own <= timeout {
+		return n.client
+	}
+	c := n.timed[i].Load()
+	if c == nil {
+		c = n.client.WithTimeout(timeout)
+		n.timed[i].Store(c)
+	}
+	return c
+}
+
+func (n *single) Run(ctx context.Context, calls ...redlock.Call) []redlock.Reply {
+	return run(ctx, n.within(ctx), calls)
+}
+
+func (n *single) Pinned(ctx context.Context, _ string, fn func(do func(...string) (any, error)) error) error {
+	return pinned(ctx, n.within(ctx), fn)
+}
+
+func (n *single) Subscribe(ctx context.Context, channel string, deliver func(string), up func()) error {
+	// The timeout bounds the handshake and the writes, not the wait for messages.
+	return subscribe(ctx, n.client.WithTimeout(handshake), channel, deliver, up)
+}
+
+// cluster is a whole Cluster.
+type cluster struct {
+	name   string
+	client *redis.ClusterClient
+}
+
+func (n *cluster) Name() string { return n.name }
+
+func (n *cluster) Run(ctx context.Context, calls ...redlock.Call) []redlock.Reply {
+	return run(ctx, n.client, calls)
+}
+
+func (n *cluster) Pinned(ctx context.Context, key string, fn func(do func(...string) (any, error)) error) error {
+	c, err := n.client.MasterForKey(ctx, key)
+	if err != nil {
+		return serverError(err)
+	}
+	return pinned(ctx, c, fn)
+}
+
+func (n *cluster) Subscribe(ctx context.Context, channel string, deliver func(string), up func()) error {
+	return subscribe(ctx, n.client, channel, deliver, up)
+}
+
+func run(ctx context.Context, client redis.Cmdable, calls []redlock.Call) []redlock.Reply {
+	replies := make([]redlock.Reply, len(calls))
+	if err := ctx.Err(); err != nil {
+		for i := range replies {
+			replies[i].Err = err
+		}
+		return replies
+	}
+	all := make([]int, len(calls))
+	for i := range all {
+		all[i] = i
+	}
+	send(ctx, client, "evalsha", calls, all, replies)
+	unknown := all[:0]
+	for i, r := range replies {
+		var e *redlock.ServerError
+		if !calls[i].Strict && errors.As(r.Err, &e) && e.Code() == "NOSCRIPT" {
+			unknown = append(unknown, i)
+		}
+	}
+	if len(unknown) > 0 {
+		send(ctx, client, "eval", calls, unknown, replies)
+	}
+	return replies
+}
+
+// send sends the calls with the given indices as one pipeline and sets their replies.
+func send(ctx context.Context, client redis.Cmdable, command string, calls []redlock.Call, indices []int, replies []redlock.Reply) {
+	if len(indices) == 0 {
+		return
+	}
+	pipe := client.Pipeline()
+	cmds := make([]*redis.Cmd, len(indices))
+	for j, i := range indices {
+		c := calls[i]
+		script := c.Script.SHA1
+		if command == "eval" {
+			script = c.Script.Text
+		}
+		args := make([]any, 0, 3+len(c.Keys)+len(c.Args))
+		args = append(args, command, script, len(c.Keys))
+		for _, k := range c.Keys {
+			args = append(args, k)
+		}
+		for _, a := range c.Args {
+			args = append(args, a)
+		}
+		cmds[j] = pipe.Do(ctx, args...)
+	}
+	_, _ = pipe.Exec(ctx) // the first of the commands' errors
+	for j, i := range indices {
+		replies[i].Value, replies[i].Err = answer(cmds[j])
+	}
+}
+
+func pinned(ctx context.Context, client *redis.Client, fn func(do func(...string) (any, error)) error) error {
+	conn := client.Conn()
+	defer conn.Close()
+	return fn(func(args ...string) (any, error) {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		list := make([]any, len(args))
+		for i, a := range args {
+			list[i] = a
+		}
+		return answer(conn.Do(ctx, list...))
+	})
+}
+
+func answer(cmd *redis.Cmd) (any, error) {
+	v, err := cmd.Result()
+	if errors.Is(err, redis.Nil) {
+		return nil, nil // the server's nil is a value
+	}
+	if err != nil {
+		return nil, serverError(err)
+	}
+	return plain(v), nil
+}
+
+// serverError turns a reply of the server that is an error into a [redlock.ServerError].
+func serverError(err error) error {
+	var e redis.Error
+	if errors.As(err, &e) {
+		return &redlock.ServerError{Text: e.Error()}
+	}
+	return err
+}
+
+// plain reduces the types of RESP3 to those of RESP2.
+func plain(v any) any {
+	switch v := v.(type) {
+	case []any:
+		for i := range v {
+			v[i] = plain(v[i])
+		}
+		return v
+	case map[any]any:
+		list := make([]any, 0, 2*len(v))
+		for k, e := range v {
+			list = append(list, plain(k), plain(e))
+		}
+		return list
+	case bool:
+		if v {
+			return int64(1)
+		}
+		return int64(0)
+	case nil, string, int64:
+		return v
+	case error:
+		return serverError(v)
+	default: // a float or a big number
+		return fmt.Sprint(v)
+	}
+}
+
+const (
+	handshake   = time.Second     // bound of each step of connecting for Subscribe
+	confirm     = 5 * time.Second // after which a subscription that is not confirmed starts anew
+	healthCheck = 3 * time.Second // interval of PINGs on a silent subscription
+	maxBackoff  = 2 * time.Second
+)
+
+type subscriber interface {
+	Subscribe(ctx context.Context, channels ...string) *redis.PubSub
+}
+
+func subscribe(ctx context.Context, client subscriber, channel string, deliver func(string), up func()) error {
+	for backoff := 50 * time.Millisecond; ctx.Err() == nil; backoff = min(2*backoff, maxBackoff) {
+		err := listen(ctx, client, channel, deliver, up)
+		if refused(err) {
+			return err
+		}
+		select {
+		case <-time.After(backoff):
+		case <-ctx.Done():
+		}
+	}
+	return ctx.Err()
+}
+
+// refused says that asking again is useless.
+func refused(err error) bool {
+	var e *redlock.ServerError
+	if !errors.As(err, &e) {
+		return false
+	}
+	switch e.Code() {
+	case "NOPERM", "NOAUTH", "WRONGPASS", "ERR":
+		return true
+	}
+	return false
+}
+
+// listen subscribes and delivers until ctx is done; after the first confirmation go-redis
+// reconnects by itself. Before it, listen returns what went wrong.
+func listen(ctx context.Context, client subscriber, channel string, deliver func(string), up func()) error {
+	sub := client.Subscribe(ctx, channel)
+	defer sub.Close()
+	stop := context.AfterFunc(ctx, func() { sub.Close() })
+	defer stop()
+	first, err := sub.ReceiveTimeout(ctx, confirm)
+	if err != nil {
+		return serverError(err)
+	}
+	if _, ok := first.(*redis.Subscription); !ok {
+		return fmt.Errorf("unexpected answer to SUBSCRIBE: %T", first)
+	}
+	up()
+	messages := sub.ChannelWithSubscriptions(redis.WithChannelHealthCheckInterval(healthCheck))
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case m, ok := <-messages:
+			if !ok {
+				return ctx.Err()
+			}
+			switch m := m.(type) {
+			case *redis.Subscription:
+				up()
+			case *redis.Message:
+				deliver(m.Payload)
+			}
+		}
+	}
+}
