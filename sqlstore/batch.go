@@ -1,0 +1,128 @@
+package sqlstore
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"github.com/holdfast-go/holdfast/store"
+)
+
+// batchSize bounds a transaction, so that it is short.
+const batchSize = 256
+
+var (
+	_ store.Store         = (*Store)(nil)
+	_ store.BatchExtender = (*Store)(nil)
+	_ store.Adopter       = (*Store)(nil)
+	_ store.Inspector     = (*Store)(nil)
+	_ store.Waiter        = (*claim)(nil)
+)
+
+// ExtendMany extends the claims in transactions of up to 256. See [store.BatchExtender].
+func (s *Store) ExtendMany(ctx context.Context, claims []store.Claim) []store.Result {
+	results := make([]store.Result, len(claims))
+	var ours []*claim
+	var place []int
+	for i, c := range claims {
+		c, err := s.join(ctx, c)
+		if err != nil {
+			results[i].Err = err
+			continue
+		}
+		ours, place = append(ours, c), append(place, i)
+	}
+	if len(ours) == 0 {
+		return results
+	}
+	answers, err := race(ctx, func(ctx context.Context) ([]store.Result, error) {
+		return s.extend(ctx, ours), nil
+	}, func(bool, error) {
+		for _, c := range ours {
+			c.end()
+		}
+	})
+	for i, at := range place {
+		if err != nil {
+			results[at].Err = err
+			continue
+		}
+		results[at].Grant, results[at].Err = ours[i].answer(answers[i].Grant, answers[i].Err)
+	}
+	return results
+}
+
+// join takes the slot of a claim for a batch.
+func (s *Store) join(ctx context.Context, any store.Claim) (*claim, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	c, err := s.own(any)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.released {
+		return nil, errReleased()
+	}
+	select {
+	case c.slot <- struct{}{}:
+		return c, nil
+	default:
+		return nil, unavailable("an earlier call of the claim still runs", nil)
+	}
+}
+
+func (s *Store) own(any store.Claim) (*claim, error) {
+	if c, ok := any.(*claim); ok && c.s == s {
+		return c, nil
+	}
+	return nil, &store.InvalidError{Field: "claim", Rule: "must be of this store"}
+}
+
+// extend extends claims whose slots are taken.
+func (s *Store) extend(ctx context.Context, claims []*claim) []store.Result {
+	start := s.clock.Now()
+	results := make([]store.Result, 0, len(claims))
+	for part := range slices.Chunk(claims, batchSize) {
+		var now, passed time.Duration
+		answers := make([]error, len(part))
+		err := s.write(ctx, func(t *tx) error {
+			now, passed = t.now, t.sent.Sub(start)
+			for i, c := range part {
+				answers[i] = c.extend(t)
+				if err := answers[i]; err != nil && !kinded(err) {
+					return err
+				}
+			}
+			return nil
+		})
+		for i, c := range part {
+			if err := cmp.Or(err, answers[i]); err != nil {
+				results = append(results, store.Result{Err: err})
+				continue
+			}
+			results = append(results, store.Result{Grant: c.extended(now, passed)})
+		}
+	}
+	return results
+}
+
+func (c *claim) extend(t *tx) error {
+	c.mu.Lock()
+	owner, token := c.owner, c.token
+	c.mu.Unlock()
+	if token == 0 {
+		return &store.LostError{}
+	}
+	return t.extend(c.key, owner, token, c.o.TTL)
+}
+
+func (c *claim) extended(now, passed time.Duration) store.Grant {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.until = max(c.until, now+c.o.TTL)
+	return store.Grant{Token: c.token, Owner: c.owner, TTL: c.o.TTL + passed}
+}

@@ -1,0 +1,278 @@
+package sqlstore
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/store"
+)
+
+// Pauses between two looks of a waiter at the row: a plain read, which takes no lock.
+const (
+	minPoll = 5 * time.Millisecond
+	maxPoll = 50 * time.Millisecond
+)
+
+// claim is one acquisition. Its transactions follow one another: slot is full while one
+// runs, also one whose caller has left, so that none can overtake a later one.
+type claim struct {
+	s    *Store
+	key  string
+	o    store.ClaimOptions
+	slot chan struct{}
+
+	mu       sync.Mutex
+	cancel   context.CancelFunc // ends the call that runs; Release calls it
+	released bool               // Release was called: nothing is taken any more
+	done     bool               // Release has succeeded
+	tried    bool               // the row may be ours
+	owner    string
+	token    fence.Token   // of the last grant; zero where there was none
+	until    time.Duration // end of that grant by the lease clock
+}
+
+func errReleased() error { return &fault{kind: store.ErrReleased} }
+
+// begin takes the slot for a call that Release may cut short.
+func (c *claim) begin(ctx context.Context) (context.Context, context.CancelFunc, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	c.mu.Lock()
+	c.cancel = cancel
+	released := c.released
+	c.mu.Unlock()
+	if released {
+		cancel()
+		return nil, nil, errReleased()
+	}
+	select {
+	case c.slot <- struct{}{}:
+		return ctx, cancel, nil
+	case <-ctx.Done():
+		cancel()
+		return nil, nil, uncertain(ctx.Err())
+	}
+}
+
+func (c *claim) end() { <-c.slot }
+
+// answer gives way to a Release that came meanwhile.
+func (c *claim) answer(g store.Grant, err error) (store.Grant, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.released {
+		return store.Grant{}, errReleased()
+	}
+	return g, err
+}
+
+// Try takes the key if nobody holds it. See [store.Claim].
+func (c *claim) Try(ctx context.Context) (store.Grant, error) {
+	if err := cmp.Or(store.CheckKey(c.key), c.s.info.CheckTTL(c.o.TTL)); err != nil {
+		return store.Grant{}, err
+	}
+	ctx, cancel, err := c.begin(ctx)
+	if err != nil {
+		return store.Grant{}, err
+	}
+	defer cancel()
+	g, err := race(ctx, c.try, func(left bool, err error) {
+		if left && (err == nil || errors.Is(err, store.ErrUncertain)) {
+			c.giveBack()
+		}
+		c.end()
+	})
+	return c.answer(g, err)
+}
+
+func (c *claim) try(ctx context.Context) (store.Grant, error) {
+	start := c.s.clock.Now()
+	owner := c.attempt()
+	r, err := c.s.peek(ctx, c.key)
+	if err != nil {
+		return store.Grant{}, err
+	}
+	// A refusal costs a read and no lock.
+	if now := c.s.clock.now(); r.live(c.s.clock, now) && r.owner != owner {
+		return store.Grant{}, r.held(now)
+	}
+	var passed time.Duration
+	c.mu.Lock()
+	c.tried = true
+	c.mu.Unlock()
+	err = c.s.write(ctx, func(t *tx) (err error) {
+		passed = t.sent.Sub(start)
+		r, err = t.grant(c.key, owner, c.o)
+		return err
+	})
+	if err != nil {
+		return store.Grant{}, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.token, c.until = fence.Token(r.token), r.expires
+	return store.Grant{Token: c.token, Owner: owner, TTL: c.o.TTL + passed}, nil
+}
+
+// attempt returns the owner to ask for: a fresh one where the last grant has ended.
+func (c *claim) attempt() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.token != 0 && c.until <= c.s.clock.now() {
+		c.owner, c.token = randomID(), 0
+	}
+	return c.owner
+}
+
+// giveBack releases what was granted after the caller had left.
+func (c *claim) giveBack() {
+	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
+	defer cancel()
+	err := c.s.write(ctx, func(t *tx) error {
+		_, err := t.release(c.key, c.owner)
+		return err
+	})
+	if err != nil {
+		return // it ends with its ttl
+	}
+	c.mu.Lock()
+	c.owner, c.token, c.tried = randomID(), 0, false
+	c.mu.Unlock()
+	c.s.wake(c.key)
+}
+
+// Extend asks for the ttl anew. See [store.Claim].
+func (c *claim) Extend(ctx context.Context) (store.Grant, error) {
+	ctx, cancel, err := c.begin(ctx)
+	if err != nil {
+		return store.Grant{}, err
+	}
+	defer cancel()
+	g, err := race(ctx, func(ctx context.Context) (g store.Grant, err error) {
+		results := c.s.extend(ctx, []*claim{c})
+		return results[0].Grant, results[0].Err
+	}, func(bool, error) { c.end() })
+	return c.answer(g, err)
+}
+
+// Release gives the key back. See [store.Claim].
+func (c *claim) Release(ctx context.Context) error {
+	c.mu.Lock()
+	c.released = true
+	if c.cancel != nil {
+		c.cancel()
+	}
+	c.mu.Unlock()
+	if err := ctx.Err(); err != nil {
+		return uncertain(err)
+	}
+	select {
+	case c.slot <- struct{}{}:
+	case <-ctx.Done():
+		return uncertain(ctx.Err())
+	}
+	lost, err := race(ctx, c.release, func(bool, error) { c.end() })
+	if err != nil && !errors.Is(err, store.ErrUncertain) {
+		err = uncertain(err)
+	}
+	return cmp.Or(err, lost)
+}
+
+func (c *claim) release(ctx context.Context) (lost, err error) {
+	c.mu.Lock()
+	owner, granted, idle := c.owner, c.token != 0, c.done || !c.tried
+	c.mu.Unlock()
+	if !idle {
+		err = c.s.write(ctx, func(t *tx) (err error) {
+			lost, err = t.release(c.key, owner)
+			return err
+		})
+		c.s.wake(c.key)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !granted {
+		lost = nil
+	}
+	c.mu.Lock()
+	c.done = lost == nil
+	c.mu.Unlock()
+	return lost, nil
+}
+
+// Wait looks at the row every 5 to 50 ms, and returns at once when the key is released by
+// a claim of the same Store. See [store.Waiter].
+func (c *claim) Wait(ctx context.Context, held *store.HeldError) error {
+	start := c.s.clock.Now()
+	freed, leave := c.s.awaitFreed(c.key)
+	defer leave()
+	for pause := minPoll; ; pause = min(pause*3/2, maxPoll) {
+		left := held.Holder.TTL - c.s.clock.Since(start)
+		if left <= 0 {
+			return ctx.Err()
+		}
+		timer := time.NewTimer(min(left, pause/2+time.Duration(rand.Int64N(int64(pause)))))
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return ctx.Err()
+		case <-freed:
+			timer.Stop()
+			return nil
+		case <-timer.C:
+		}
+		live, err := race(ctx, c.heldByAnother, nil)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil || !live {
+			return nil // Try finds out
+		}
+	}
+}
+
+func (c *claim) heldByAnother(ctx context.Context) (bool, error) {
+	r, err := c.s.peek(ctx, c.key)
+	return r.live(c.s.clock, c.s.clock.now()), err
+}
+
+// freed is closed when a key is released in this process.
+type freed struct {
+	ch      chan struct{}
+	waiters int
+}
+
+func (s *Store) awaitFreed(key string) (<-chan struct{}, func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.freed[key]
+	if f == nil {
+		f = &freed{ch: make(chan struct{})}
+		s.freed[key] = f
+	}
+	f.waiters++
+	return f.ch, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if f.waiters--; f.waiters == 0 && s.freed[key] == f {
+			delete(s.freed, key)
+		}
+	}
+}
+
+func (s *Store) wake(key string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f := s.freed[key]; f != nil {
+		close(f.ch)
+		delete(s.freed, key)
+	}
+}
