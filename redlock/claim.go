@@ -1,0 +1,511 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/internal/clock"
+	"github.com/holdfast-go/holdfast/store"
+)
+
+// claim is one acquisition: a row of attempts, each with an owner of its own, of which the
+// last may become the lease.
+type claim struct {
+	s          *Store
+	key        string
+	vote, mark string // the names of the records
+	ttl        time.Duration
+	label      string
+	polls      int   // of Wait, which no two goroutines call
+	invalid    error // why it is refused, before any I/O
+
+	mu       sync.Mutex
+	birth    int64 // wall() at the claim's first attempt
+	attempt  *attempt
+	seen     int64
+	held     bool // attempt is a lease
+	lost     error
+	token    fence.Token
+	until    clock.Instant // end of the validity, margin aside
+	ticketed bool
+	ended    bool       // Release was called
+	last     *releasing // the RELEASE that ended the lease, or the last attempt
+}
+
+// attempt is one owner and what its requests did at each node. It is guarded by the
+// claim's mutex.
+type attempt struct {
+	owner owner
+	stamp int64 // S: the highest stamp that was sent to any node with a sane clock
+	nodes []atNode
+}
+
+// atNode is what an attempt knows of one node.
+type atNode struct {
+	sent   int64         // highest stamp sent there, zero where none was
+	marked int64         // highest stamp that it answered OK to
+	mark   int64         // f, as last answered
+	until  clock.Instant // until_n: end of its promise
+}
+
+// Claim returns a fresh claim, without I/O.
+func (s *Store) Claim(key string, o store.ClaimOptions) store.Claim {
+	c := &claim{s: s, key: key, vote: s.opts.Prefix + key, label: encodeLabel(o.Label)}
+	c.mark = markKey(c.vote)
+	c.ttl = o.TTL.Truncate(time.Millisecond)
+	c.invalid = store.CheckKey(key)
+	if c.invalid == nil {
+		c.invalid = s.info.CheckTTL(o.TTL)
+	}
+	return c
+}
+
+// voteCall is one VOTE.
+type voteCall struct {
+	vote, mark, owner string
+	ttl               time.Duration
+	stamp             int64
+}
+
+func (v voteCall) on(script *voteScript) Call {
+	keys := []string{v.vote, v.mark, checkedKey}
+	if script.checks != checkCached {
+		keys = keys[:2]
+	}
+	return Call{
+		Script: script.Script,
+		Keys:   keys,
+		Args:   []string{v.owner, milliseconds(v.ttl), strconv.FormatInt(v.stamp, 10), ""},
+		Strict: script.checks != checkNone,
+	}
+}
+
+func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
+
+// limits bounds the rounds of one attempt, by the decision that leads to the next.
+type limits struct{ again, gone, keep int }
+
+const (
+	maxAgain = 4
+	maxGone  = 4
+	maxKeep  = 8
+	maxNew   = 2 // attempts that begin anew because the clocks were far apart
+)
+
+// Try runs the rounds of docs/protocol.md, section 2, ACQUIRE.
+func (c *claim) Try(ctx context.Context) (store.Grant, error) {
+	if err := ctx.Err(); err != nil {
+		return store.Grant{}, err
+	}
+	if c.invalid != nil {
+		return store.Grant{}, c.invalid
+	}
+	start := c.s.clock.Now()
+	if err := c.s.contact(ctx, c.vote); err != nil {
+		return store.Grant{}, err
+	}
+	for renewed := 0; ; renewed++ {
+		grant, d, r, err := c.try(ctx, start)
+		if err != nil || d.action == granted {
+			return grant, err
+		}
+		if d.action == newStamps && renewed < maxNew {
+			continue
+		}
+		return store.Grant{}, c.failure(d, r)
+	}
+}
+
+// try runs the rounds of one attempt. It ends with a grant; with the context's error; or
+// with the decision that ended the attempt, whose votes have then been given back.
+func (c *claim) try(ctx context.Context, start clock.Instant) (store.Grant, decision, *round, error) {
+	var l limits
+	var oks []answer // of earlier rounds, where tests have switched rule I off
+	for {
+		r, err := c.round(ctx)
+		if err != nil {
+			c.abandon(ctx, nil)
+			return store.Grant{}, decision{}, nil, err
+		}
+		d := r.decide(&oks)
+		if d.action == granted {
+			grant, valid, err := c.grant(r, start)
+			if err != nil || valid {
+				return grant, d, r, err
+			}
+			d.action = giveUp // granted too late to be of use
+		}
+		pause, goOn := c.next(d, &l)
+		if !goOn {
+			c.abandon(ctx, r)
+			return store.Grant{}, d, r, nil
+		}
+		if err := sleep(ctx, pause); err != nil {
+			c.abandon(ctx, nil)
+			return store.Grant{}, decision{}, nil, err
+		}
+	}
+}
+
+// next says whether the attempt goes on after a decision, and after what pause.
+func (c *claim) next(d decision, l *limits) (time.Duration, bool) {
+	rtt := c.s.roundTrip()
+	switch d.action {
+	case again:
+		l.again++
+		return 0, l.again <= maxAgain
+	case awaitGone:
+		l.gone++
+		return rtt / 2, l.gone <= maxGone
+	case keepVotes:
+		l.keep++
+		return rtt / 2 << (l.keep - 1), l.keep <= maxKeep
+	}
+	return 0, false
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return ctx.Err()
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// round is one stamp sent to all usable nodes.
+type round struct {
+	c     *claim
+	a     *attempt
+	stamp int64
+	t0    clock.Instant
+
+	mu       sync.Mutex
+	answers  []answer
+	errs     []error
+	asked    int
+	answered int // including those that failed
+	oks      int
+	closed   bool          // the decision is taken; later answers are only booked
+	done     chan struct{} // closed when the round can stop
+	quorum   chan struct{} // closed when Q nodes answered
+}
+
+// round sends the next stamp and waits until the answers decide.
+func (c *claim) round(ctx context.Context) (*round, error) {
+	r := &round{c: c, answers: make([]answer, len(c.s.peers)), errs: make([]error, len(c.s.peers)),
+		done: make(chan struct{}), quorum: make(chan struct{})}
+	var usable []*peer
+	for i, p := range c.s.peers {
+		if err := p.usable(); err != nil {
+			r.errs[i] = notAsked{err}
+		} else {
+			usable = append(usable, p)
+		}
+	}
+	if len(usable) < c.s.q {
+		r.a = c.current()
+		return r, nil
+	}
+	r.asked = len(usable)
+	if err := c.begin(r, usable); err != nil {
+		return nil, err
+	}
+	trace := store.Trace(ctx)
+	call := voteCall{c.vote, c.mark, r.a.owner.text, c.ttl, r.stamp}
+	for _, p := range usable {
+		go func() {
+			sent := c.s.clock.Now()
+			a, err := p.vote(c.vote, call)
+			p.tell(trace, "acquire", c.key, a.kind, err, sent)
+			r.deliver(p, a, err)
+		}()
+	}
+	return r, r.await(ctx)
+}
+
+// current is the attempt that goes on, or a fresh one.
+func (c *claim) current() *attempt {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.currentLocked()
+}
+
+func (c *claim) currentLocked() *attempt {
+	if c.birth == 0 {
+		c.birth = c.s.wall()
+	}
+	if c.attempt == nil {
+		c.attempt = &attempt{owner: newOwner(c.birth, c.s.inbox, c.label), nodes: make([]atNode, len(c.s.peers))}
+	}
+	return c.attempt
+}
+
+// begin proposes a stamp and books it as sent, before anything is: a RELEASE that
+// overtakes the round must know it.
+func (c *claim) begin(r *round, usable []*peer) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		return store.ErrReleased
+	}
+	if c.held {
+		return &store.InvalidError{Field: "claim", Value: c.key, Rule: "is granted already; a claim is used for one acquisition"}
+	}
+	r.a = c.currentLocked()
+	r.stamp = max(c.s.wall(), c.seen+1, r.a.stamp+1)
+	r.a.stamp = r.stamp
+	for _, p := range usable {
+		r.a.nodes[p.index].sent = r.stamp
+	}
+	r.t0 = c.s.clock.Now()
+	return nil
+}
+
+// deliver books a node's answer, in its round or late.
+func (r *round) deliver(p *peer, a answer, err error) {
+	r.c.book(r.a, p, r.stamp, r.t0, a)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.answered++
+	if r.closed {
+		return
+	}
+	r.answers[p.index], r.errs[p.index] = a, err
+	if a.kind == ok {
+		r.oks++
+	}
+	if n := count(r.answers).answered; n == r.c.s.q && a.kind != noAnswer {
+		close(r.quorum)
+	}
+	if settled(r.c.s.quorum(r.answers), r.oks, r.asked-r.answered) && (!off(ruleA) || r.answered == r.asked) || r.answered == r.asked {
+		r.closed = true
+		close(r.done)
+	}
+}
+
+// book remembers what an answer to VOTE says, for as long as its attempt may use it.
+func (c *claim) book(a *attempt, p *peer, stamp int64, t0 clock.Instant, ans answer) {
+	if ans.kind == noAnswer {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := &a.nodes[p.index]
+	n.mark = max(n.mark, ans.mark)
+	if ans.kind == ok {
+		n.marked = max(n.marked, stamp)
+	}
+	if ans.kind == ok && c.held && off(ruleO) {
+		c.token = fence.Token(stamp)
+	}
+	if ans.kind == ok || ans.kind == kept {
+		n.until = clock.Max(n.until, t0.Add(c.ttl-drift(c.ttl)))
+	}
+}
+
+// await returns when the answers decide, when Q nodes have answered and as long again has
+// passed, or at the node timeout.
+func (r *round) await(ctx context.Context) error {
+	s := r.c.s
+	limit := time.NewTimer(max(0, s.opts.NodeTimeout-s.clock.Since(r.t0)))
+	defer limit.Stop()
+	quorum := r.quorum
+	for {
+		select {
+		case <-r.done:
+			return nil
+		case <-quorum:
+			quorum = nil
+			limit.Reset(max(0, min(s.clock.Since(r.t0), s.opts.NodeTimeout-s.clock.Since(r.t0))))
+		case <-limit.C:
+			r.close(errNoAnswer{s.opts.NodeTimeout})
+			return nil
+		case <-ctx.Done():
+			r.close(errNoAnswer{s.opts.NodeTimeout})
+			return ctx.Err()
+		}
+	}
+}
+
+// close ends a round whose time is up. A node that has not answered then has missed an
+// answer only if it had the whole node timeout.
+func (r *round) close(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+	full := r.c.s.clock.Since(r.t0) >= r.c.s.opts.NodeTimeout
+	for i, p := range r.c.s.peers {
+		if r.answers[i].kind == noAnswer && r.errs[i] == nil {
+			r.errs[i] = err
+			if full {
+				p.note(err)
+			}
+		}
+	}
+}
+
+// decide closes the round and decides by what was answered.
+func (r *round) decide(earlier *[]answer) decision {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+	for i := range r.errs {
+		if r.answers[i].kind == noAnswer && r.errs[i] == nil {
+			r.errs[i] = errPending
+		}
+	}
+	answers := r.answers
+	if off(ruleI) {
+		answers = accumulate(earlier, answers)
+	}
+	c := r.c
+	q := c.s.quorum(answers)
+	c.mu.Lock()
+	c.seen = nextSeen(c.s.q, c.seen, r.answers)
+	c.mu.Unlock()
+	return decide(q, r.a.owner, answers, c.s.released.has)
+}
+
+// errPending stands for a node whose answer was not waited for.
+var errPending = errors.New("not waited for")
+
+// accumulate is what rule I forbids: acceptances of different stamps taken together.
+func accumulate(earlier *[]answer, answers []answer) []answer {
+	sum := append([]answer(nil), answers...)
+	for i, a := range *earlier {
+		if a.kind == ok {
+			sum[i] = a
+		}
+	}
+	*earlier = sum
+	return sum
+}
+
+// grant makes the attempt the lease, if its time has not run out on the way: what is left
+// must be worth having, at least a tenth of the ttl.
+func (c *claim) grant(r *round, start clock.Instant) (store.Grant, bool, error) {
+	t0 := r.t0
+	if off(ruleB) {
+		t0 = c.s.clock.Now()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		return store.Grant{}, false, store.ErrReleased // Release has sent the stamp's RELEASE
+	}
+	until := t0.Add(c.ttl - drift(c.ttl))
+	if c.s.clock.Until(until) <= c.ttl/10 {
+		return store.Grant{}, false, nil
+	}
+	c.held, c.token, c.until = true, fence.Token(r.stamp), until
+	return c.grantLocked(t0.Sub(start)), true, nil
+}
+
+func (c *claim) grantLocked(passed time.Duration) store.Grant {
+	return store.Grant{Token: c.token, Owner: c.attempt.owner.text, TTL: c.ttl + passed}
+}
+
+// failure is the error for the decision that ended a Try.
+func (c *claim) failure(d decision, r *round) error {
+	e := &QuorumError{Op: "acquire", Needed: c.s.q}
+	uncertain, dead, answered := false, 0, 0
+	var bad refused
+	var why error
+	for i, p := range c.s.peers {
+		err := r.errs[i]
+		if err == errPending && r.answers[i].kind == noAnswer {
+			e.Nodes = append(e.Nodes, NodeError{Node: p.name, Outcome: err.Error()})
+			continue
+		}
+		e.Nodes = append(e.Nodes, p.outcome(r.answers[i].kind, err))
+		if err == nil {
+			answered++
+			continue
+		}
+		var unasked notAsked
+		var reply *ServerError
+		if !errors.As(err, &unasked) && !errors.As(err, &reply) && !errors.As(err, &bad) && !neverSent(err) {
+			uncertain = true
+		}
+		if errors.As(err, &bad) {
+			dead, why = dead+1, bad.InvalidError
+		}
+	}
+	switch {
+	case d.action == held:
+		return c.heldBy(d.owner, r)
+	case dead > len(c.s.peers)-c.s.q:
+		e.kinds = append(e.kinds, store.ErrInvalid, why)
+	case answered >= c.s.q && len(count(r.answers).busy) > 0:
+		e.kinds = append(e.kinds, c.heldBy(d.owner, r))
+	default:
+		e.kinds = append(e.kinds, store.ErrUnavailable)
+	}
+	if uncertain {
+		e.kinds = append(e.kinds, store.ErrUncertain)
+	}
+	return e
+}
+
+// neverSent reports whether a request failed before it left: no connection was made.
+func neverSent(err error) bool {
+	var dial *net.OpError
+	return errors.As(err, &dial) && dial.Op == "dial"
+}
+
+// heldBy describes the holder: its remaining ttl is the Q-th smallest that its nodes
+// answered, since then a quorum may be free.
+func (c *claim) heldBy(w string, r *round) *store.HeldError {
+	o := parseOwner(w)
+	h := store.Holder{Key: c.key, Owner: w, Label: o.label, Foreign: w != "" && o.foreign()}
+	var left []int64
+	for _, a := range r.answers {
+		if a.kind == busy && (a.owner == w || w == "") {
+			if a.pttl < 0 {
+				h.NoTTL = true
+				continue
+			}
+			left = append(left, a.pttl)
+		}
+	}
+	if n := min(c.s.q, len(left)); n > 0 {
+		h.TTL = time.Duration(nthSmallest(n, left)) * time.Millisecond
+	}
+	h.NoTTL = h.NoTTL && len(left) == 0
+	return &store.HeldError{Holder: h}
+}
+
+// Wait sleeps until another Try is worth it: with jitter, shorter the less remains of the
+// holder's ttl. A lock of another library is asked for at the same pace: nobody will tell
+// us when it goes.
+func (c *claim) Wait(ctx context.Context, held *store.HeldError) error {
+	return sleep(ctx, c.pollPause(held))
+}
+
+const (
+	minPoll = 5 * time.Millisecond
+	maxPoll = 100 * time.Millisecond
+)
+
+// pollPause doubles from poll to poll, and ends when the holder's ttl does.
+func (c *claim) pollPause(held *store.HeldError) time.Duration {
+	pause := max(min(minPoll<<min(c.polls, 8), maxPoll), 4*c.s.roundTrip())
+	c.polls++
+	pause = time.Duration(float64(pause) * (0.5 + rand.Float64()))
+	if left := held.Holder.TTL; left > 0 && left < pause {
+		pause = left + time.Millisecond
+	}
+	return pause
+}

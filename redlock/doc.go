@@ -1,0 +1,18 @@
+// Package redlock keeps locks on Redis: on one server, the plain Redis lock; on N
+// independent servers, Redlock, with fencing tokens that the same quorum mints in the same
+// round trip.
+//
+// The lock on a key is a plain string at exactly that key, so that any SET NX PX lock on
+// it excludes Holdfast and is excluded. The algorithm is that of the Redis documentation,
+// "Distributed Locks with Redis", with the changes that docs/protocol.md specifies and
+// argues for: stamps that become fencing tokens, tombstones, extension that never
+// re-acquires, and admission, which enforces the "delayed restarts" of antirez, "Is Redlock
+// safe?" (2016).
+//
+// A server that has restarted or was promoted may have forgotten locks. It gets no vote
+// before it has been up for max(MaxTTL, 30 s) + 1 s; until then its errors say
+// so, as a [*YoungError]. Options.TrustRestarts skips that.
+//
+// The servers need maxmemory-policy noeviction, and nobody else may delete or write the
+// keys. Redis 5 or later.
+package redlock

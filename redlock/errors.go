@@ -1,0 +1,137 @@
+package redlock
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/store"
+)
+
+// QuorumError says that too few nodes agreed, and what each one answered. It answers
+// [store.ErrUnavailable], or [store.ErrHeld] where enough nodes answered and the votes
+// were split; [store.ErrUncertain] where a request to some node may have been executed;
+// and [errors.As] finds each [*NodeError].
+type QuorumError struct {
+	Op     string
+	Needed int
+	Nodes  []NodeError // one for each configured node, in the order of their names
+	kinds  []error
+}
+
+// NodeError is the outcome at one node. Err is nil where the node answered.
+type NodeError struct {
+	Node    string
+	Outcome string // the answer, such as "ok", "busy" or "no answer"
+	Err     error
+}
+
+func (e *NodeError) Error() string {
+	if e.Err == nil {
+		return e.Node + ": " + e.Outcome
+	}
+	return e.Node + ": " + oneLine(e.Err.Error())
+}
+
+// Unwrap returns why the node did not answer.
+func (e *NodeError) Unwrap() error { return e.Err }
+
+func (e *QuorumError) Error() string {
+	var b strings.Builder
+	if len(e.Nodes) > 1 {
+		fmt.Fprintf(&b, "%d of %d nodes must agree: ", e.Needed, len(e.Nodes))
+	}
+	for i := range e.Nodes {
+		if i > 0 {
+			b.WriteString("; ")
+		}
+		b.WriteString(e.Nodes[i].Error())
+	}
+	return b.String()
+}
+
+// Unwrap returns the kinds of the failure and the outcome of each node without an answer.
+func (e *QuorumError) Unwrap() []error {
+	errs := append([]error(nil), e.kinds...)
+	for i := range e.Nodes {
+		if e.Nodes[i].Err != nil {
+			errs = append(errs, &e.Nodes[i])
+		}
+	}
+	return errs
+}
+
+// YoungError says that a server may have forgotten locks and does not vote yet. It answers
+// [store.ErrUnavailable].
+type YoungError struct {
+	Age     time.Duration // since it started, or was promoted
+	VotesIn time.Duration
+}
+
+func (e *YoungError) Error() string {
+	return fmt.Sprintf("started or promoted %v ago, may have forgotten locks, votes in %v",
+		e.Age.Round(time.Second), max(time.Second, e.VotesIn.Round(time.Second)))
+}
+
+// Is reports whether target is [store.ErrUnavailable].
+func (e *YoungError) Is(target error) bool { return target == store.ErrUnavailable }
+
+// errNoAnswer is what a node without an answer in time gets. Nothing is known about the
+// request: it may have been executed, or may yet be.
+type errNoAnswer struct{ after time.Duration }
+
+func (e errNoAnswer) Error() string { return fmt.Sprintf("no answer within %v", e.after) }
+
+func (e errNoAnswer) Is(target error) bool { return target == store.ErrUnavailable }
+
+// notAsked is why a node was not asked at all. Nothing can have happened there.
+type notAsked struct{ err error }
+
+func (e notAsked) Error() string { return e.err.Error() }
+func (e notAsked) Unwrap() error { return e.err }
+
+// refused is what waiting cannot mend: a server that must not be a node of this store, or
+// that does not let us in.
+type refused struct{ *store.InvalidError }
+
+func refuse(node, rule string) error {
+	return refused{&store.InvalidError{Field: "node", Value: node, Rule: rule}}
+}
+
+func (e refused) Unwrap() error { return e.InvalidError }
+
+// misconfigured marks a refusal that ends every attempt, whatever the other nodes say: the
+// store is not put together right.
+type misconfigured struct{ error }
+
+func (e misconfigured) Unwrap() error { return e.error }
+
+// permanent returns the refusal that a server's error reply amounts to: errors that no
+// waiting mends. Other errors are returned as they are.
+func permanent(node, key string, err error) error {
+	var reply *ServerError
+	if !errors.As(err, &reply) {
+		return err
+	}
+	switch reply.Code() {
+	case "NOAUTH", "WRONGPASS":
+		return refuse(node, "refuses the credentials: "+oneLine(reply.Text))
+	case "NOPERM":
+		return refuse(node, "allows too little; Holdfast needs +eval +evalsha +script|load +info and the commands of its scripts on the lock's keys: "+oneLine(reply.Text))
+	case "WRONGTYPE":
+		return refused{&store.InvalidError{Field: "key", Value: key, Rule: "holds another kind of value on node " + node + "; a lock needs a key of its own"}}
+	case "MAXTTL":
+		return refuse(node, "has another MaxTTL: "+oneLine(reply.Text))
+	}
+	return err
+}
+
+// oneLine keeps an error of somebody else's to one line of bounded length.
+func oneLine(s string) string {
+	s = strings.Join(strings.Fields(s), " ")
+	if len(s) > 200 {
+		s = s[:197] + "..."
+	}
+	return s
+}

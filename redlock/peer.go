@@ -1,0 +1,390 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/clock"
+	"github.com/holdfast-go/holdfast/store"
+)
+
+// peer is a node as one store value sees it.
+type peer struct {
+	s     *Store
+	index int
+	node  Node
+	name  string
+
+	offset  atomic.Int64 // us that its clock is ahead of ours
+	sampled atomic.Bool
+	admitted
+	debts   debts
+	keeping atomic.Int32 // pipelines of KEEP that are unanswered
+
+	mu     sync.Mutex
+	misses int           // missing answers in a row
+	away   clock.Instant // not asked before this
+	why    error         // what the last missing answer was, or why it is not asked
+}
+
+func newPeer(s *Store, index int, n Node) *peer {
+	return &peer{s: s, index: index, node: n, name: n.Name()}
+}
+
+const (
+	firstAway = 100 * time.Millisecond // after the first missing answer, doubled with each
+	maxAway   = 2 * time.Second
+	// maxKeeping bounds the unanswered pipelines of one node: a client that ignores
+	// deadlines must not gather goroutines while its node is frozen.
+	maxKeeping = 16
+)
+
+// usable returns nil where the node may be asked for a vote now, or why not.
+func (p *peer) usable() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.away.IsZero() || p.s.clock.Passed(p.away) {
+		return nil
+	}
+	var young *YoungError
+	if errors.As(p.why, &young) { // say how long it takes from now
+		left := p.s.clock.Until(p.away)
+		return &YoungError{Age: young.Age + young.VotesIn - left, VotesIn: left}
+	}
+	return p.why
+}
+
+// silent returns why nothing at all should be sent now: the node has not been answering.
+// Unlike usable it lets a young node pass, which may be asked for anything but a vote.
+func (p *peer) silent() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.misses == 0 || p.s.clock.Passed(p.away) {
+		return nil
+	}
+	return p.why
+}
+
+// note books the outcome of a request: a missing answer keeps the node from being asked
+// for a while, any answer ends that.
+func (p *peer) note(err error) {
+	var reply *ServerError
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var young *YoungError
+	var bad refused
+	switch {
+	case err == nil:
+		p.misses, p.away, p.why = 0, clock.Instant{}, nil
+	case errors.As(err, &young):
+		p.misses, p.away, p.why = 0, p.s.clock.Now().Add(young.VotesIn), err
+	case errors.As(err, &bad) && bad.Field == "node":
+		p.misses, p.away, p.why = 0, p.s.clock.Now().Add(maxAway), err
+	case errors.As(err, &reply):
+		// It answers, if only with an error about this request.
+		p.misses = 0
+	default:
+		away := min(maxAway, firstAway<<min(p.misses, 8))
+		p.misses++
+		p.away, p.why = p.s.clock.Now().Add(away), err
+	}
+}
+
+// run sends calls as one pipeline. It returns when the node's client does, which may be
+// long after the request's deadline: callers that must not wait race it.
+func (p *peer) run(calls ...Call) []Reply {
+	replies := p.node.Run(p.s.requestContext(), calls...)
+	if len(replies) != len(calls) {
+		err := errors.New("the node's client answered the wrong number of calls")
+		replies = make([]Reply, len(calls))
+		for i := range replies {
+			replies[i].Err = err
+		}
+	}
+	return replies
+}
+
+// vote sends one VOTE and answers it, or the reason why there is no answer. A node that
+// does not have the script is admitted, if it may be, and asked again with the same stamp.
+func (p *peer) vote(key string, call voteCall) (answer, error) {
+	script, err := p.script(key)
+	for attempt := 0; ; attempt++ {
+		if err != nil {
+			return answer{}, err
+		}
+		sent := p.s.clock.Now()
+		reply := p.run(call.on(script))[0]
+		if reply.Err != nil {
+			if code := codeOf(reply.Err); attempt < 2 && (code == "NOSCRIPT" || code == "NOTADMITTED") {
+				script, err = p.readmit(key, script)
+				continue
+			}
+			err := permanent(p.name, key, reply.Err)
+			p.note(err)
+			return answer{}, err
+		}
+		a, err := parseVote(reply.Value)
+		p.note(err)
+		if err == nil {
+			p.s.learn(p, a.now, p.s.clock.Since(sent))
+		}
+		return a, err
+	}
+}
+
+func codeOf(err error) string {
+	var reply *ServerError
+	if errors.As(err, &reply) {
+		return reply.Code()
+	}
+	return ""
+}
+
+var errReply = errors.New("the server's reply has an unknown form")
+
+// parseVote reads the answer to VOTE.
+func parseVote(v any) (answer, error) {
+	r, isArray := v.([]any)
+	if !isArray || len(r) < 3 {
+		return answer{}, errReply
+	}
+	word, isText := r[0].(string)
+	mark, isMark := r[1].(int64)
+	now, isTime := r[2].(int64)
+	if !isText || !isMark || !isTime {
+		return answer{}, errReply
+	}
+	a := answer{mark: mark, now: now}
+	switch word {
+	case "OK":
+		a.kind = ok
+	case "KEPT":
+		a.kind = kept
+	case "LOW":
+		a.kind = low
+	case "AHEAD":
+		a.kind = ahead
+	case "BUSY":
+		return parseBusy(a, r[3:])
+	default:
+		return answer{}, errReply
+	}
+	return a, nil
+}
+
+// parseBusy reads owner and remaining ttl of a busy vote.
+func parseBusy(a answer, r []any) (answer, error) {
+	if len(r) < 2 {
+		return answer{}, errReply
+	}
+	var isOwner, isTTL bool
+	a.owner, isOwner = r[0].(string)
+	a.pttl, isTTL = r[1].(int64)
+	if !isOwner || !isTTL {
+		return answer{}, errReply
+	}
+	a.kind = busy
+	return a, nil
+}
+
+// parseKeep reads the answer to KEEP.
+func parseKeep(v any) (answer, error) {
+	r, isArray := v.([]any)
+	if !isArray || len(r) == 0 {
+		return answer{}, errReply
+	}
+	switch r[0] {
+	case "KEPT":
+		a := answer{kind: kept}
+		if len(r) > 1 {
+			a.now, _ = r[1].(int64)
+		}
+		return a, nil
+	case "NONE":
+		return answer{kind: none}, nil
+	case "BUSY":
+		return parseBusy(answer{}, r[1:])
+	}
+	return answer{}, errReply
+}
+
+// tell reports an outcome to the trace of a call, if it has one.
+func (p *peer) tell(trace func(store.NodeEvent), op, key string, outcome kind, err error, sent clock.Instant) {
+	if trace == nil {
+		return
+	}
+	trace(store.NodeEvent{Node: p.name, Op: op, Key: key, Outcome: outcome.String(), Err: err, Elapsed: p.s.clock.Since(sent)})
+}
+
+// outcome is what a QuorumError says of a node.
+func (p *peer) outcome(k kind, err error) NodeError {
+	return NodeError{Node: p.name, Outcome: k.String(), Err: err}
+}
+
+// debts are the RELEASEs that a node has not answered. One goroutine repeats them, as one
+// pipeline, until they are answered or what they would free has ended anyway.
+type debts struct {
+	mu      sync.Mutex
+	owed    []debt
+	running bool
+	wake    chan struct{}
+}
+
+type debt struct {
+	call  Call
+	stamp int64
+	due   clock.Instant
+	until clock.Instant
+	done  func(freed bool, err error, first bool)
+}
+
+const (
+	firstRepeat = 20 * time.Millisecond
+	maxRepeat   = time.Second
+)
+
+// owe takes over the repetition of a RELEASE.
+func (p *peer) owe(d debt) {
+	p.debts.mu.Lock()
+	defer p.debts.mu.Unlock()
+	if len(p.debts.owed) >= 1024 { // a node that is away for long: drop what has ended
+		p.debts.owed = p.unexpired(p.debts.owed)
+	}
+	p.debts.owed = append(p.debts.owed, d)
+	if !p.debts.running {
+		p.debts.running = true
+		go p.repay()
+	}
+}
+
+func (p *peer) unexpired(owed []debt) []debt {
+	left := make([]debt, 0, len(owed))
+	for _, d := range owed {
+		if !p.s.clock.Passed(d.until) {
+			left = append(left, d)
+		}
+	}
+	return left
+}
+
+// repay runs while something is owed.
+func (p *peer) repay() {
+	pause := firstRepeat
+	for {
+		due, next := p.collect()
+		if due == nil && next < 0 {
+			return
+		}
+		if len(due) == 0 {
+			time.Sleep(min(next, maxRepeat))
+			continue
+		}
+		if p.settle(due) {
+			pause = firstRepeat
+			continue
+		}
+		time.Sleep(pause)
+		pause = min(2*pause, maxRepeat)
+	}
+}
+
+// collect takes what is due. Otherwise next is the time until something will be, or
+// negative where nothing is owed, in which case the repetition has ended.
+func (p *peer) collect() (due []debt, next time.Duration) {
+	p.debts.mu.Lock()
+	defer p.debts.mu.Unlock()
+	owed := p.unexpired(p.debts.owed)
+	p.debts.owed = nil
+	next = -1
+	for _, d := range owed {
+		if left := p.s.clock.Until(d.due); left > 0 {
+			p.debts.owed = append(p.debts.owed, d)
+			if next < 0 || left < next {
+				next = left
+			}
+		} else {
+			due = append(due, d)
+		}
+	}
+	if len(owed) == 0 {
+		p.debts.running = false
+	}
+	return due, next
+}
+
+// settle sends RELEASEs and keeps those that were not answered. It reports whether the
+// node answered.
+func (p *peer) settle(due []debt) bool {
+	calls := make([]Call, len(due))
+	for i, d := range due {
+		calls[i] = d.call
+	}
+	answered := false
+	for i, r := range p.run(calls...) {
+		freed, wait, err := parseRelease(r, due[i].stamp)
+		if err == nil {
+			answered = true
+			due[i].done(freed, nil, false)
+			if wait == 0 {
+				continue
+			}
+		}
+		p.debts.mu.Lock()
+		p.debts.owed = append(p.debts.owed, due[i].after(p.s.clock.Now(), wait))
+		p.debts.mu.Unlock()
+	}
+	if answered {
+		p.note(nil)
+	}
+	return answered
+}
+
+// after puts a debt off by wait. A tombstone that a node's clock still refuses is worth
+// waiting for while the VOTE that it stops may be on its way.
+func (d debt) after(now clock.Instant, wait time.Duration) debt {
+	d.due = now.Add(wait)
+	if wait > 0 && wait < markLife {
+		d.until = clock.Max(d.until, d.due.Add(maxRepeat))
+	}
+	return d
+}
+
+// parseRelease reads the answer to RELEASE. A positive wait says that the tombstone for
+// the stamp is still refused, and for how long.
+func parseRelease(r Reply, stamp int64) (freed bool, wait time.Duration, err error) {
+	if r.Err != nil {
+		return false, 0, r.Err
+	}
+	a, isArray := r.Value.([]any)
+	if !isArray || len(a) < 3 {
+		return false, 0, errReply
+	}
+	n, isInt := a[1].(int64)
+	now, isTime := a[2].(int64)
+	if !isInt || !isTime {
+		return false, 0, errReply
+	}
+	switch a[0] {
+	case "DONE":
+		return n == 1, 0, nil
+	case "AHEAD":
+		return n == 1, max(time.Millisecond, time.Duration(stamp-now)*time.Microsecond-aheadLimit), nil
+	}
+	return false, 0, errReply
+}
+
+// pinned runs fn on one connection, raced against a limit of its own: fn goes on alone
+// where the node's client ignores the context.
+func (p *peer) pinned(ctx context.Context, key string, fn func(do func(args ...string) (any, error)) error) error {
+	result := make(chan error, 1)
+	go func() { result <- p.node.Pinned(ctx, key, fn) }()
+	select {
+	case err := <-result:
+		return err
+	case <-ctx.Done():
+		return errNoAnswer{p.s.opts.NodeTimeout}
+	}
+}

@@ -1,0 +1,245 @@
+package redlock
+
+import (
+	"context"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/clock"
+	"github.com/holdfast-go/holdfast/store"
+)
+
+// releasing is one RELEASE on its way to the nodes. It goes on, without a caller, until
+// each node has answered or what it would free has ended.
+type releasing struct {
+	c      *claim
+	a      *attempt
+	lease  bool // it ends a lease
+	needed int  // answers that a caller waits for
+	lost   error
+	sent   clock.Instant
+	until  clock.Instant
+	trace  func(store.NodeEvent)
+
+	mu       sync.Mutex
+	nodes    []NodeError
+	asked    []bool
+	answered int
+	gone     int           // nodes that had no vote of ours when they were first asked
+	done     chan struct{} // closed when needed nodes have answered
+}
+
+// Release gives the vote back on all nodes. It returns when a quorum has answered, and
+// leaves the others to the background. It answers an error that is [store.ErrUncertain]
+// where no quorum answered within the node timeout; the repetition goes on, up to the ttl,
+// and another call waits for it.
+func (c *claim) Release(ctx context.Context) error {
+	c.mu.Lock()
+	c.ended = true
+	if c.attempt != nil && !c.ticketed {
+		c.releaseLocked(ctx)
+	}
+	r := c.last
+	c.mu.Unlock()
+	if r == nil {
+		return nil
+	}
+	return r.wait(ctx)
+}
+
+// abandon ends the attempt of a Try that was not granted. Where a round is given, it
+// first looks at its answers: an attempt that has no votes and no request under way goes on
+// under its owner; else the votes are waited for that are known to be given back, for as
+// long as the round leaves of the node timeout.
+func (c *claim) abandon(ctx context.Context, r *round) {
+	c.mu.Lock()
+	if c.attempt == nil || r != nil && r.clean() {
+		c.mu.Unlock()
+		return
+	}
+	rel := c.releaseLocked(ctx)
+	c.mu.Unlock()
+	if r == nil {
+		return
+	}
+	limit := time.NewTimer(max(time.Millisecond, c.s.opts.NodeTimeout-c.s.clock.Since(r.t0)))
+	defer limit.Stop()
+	select {
+	case <-rel.done:
+	case <-limit.C:
+	case <-ctx.Done():
+	}
+}
+
+// clean reports whether every node that the attempt's requests went to has just said that
+// it holds no vote of it, and its stamps are worth repeating.
+func (r *round) clean() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i, n := range r.a.nodes {
+		if n.sent > 0 && r.answers[i].kind != busy && r.answers[i].kind != low {
+			return false
+		}
+	}
+	return true
+}
+
+// releaseLocked sends RELEASE of the current attempt, which ends with it: an owner is never
+// used after its RELEASE was sent (rule E). The caller holds c.mu.
+func (c *claim) releaseLocked(ctx context.Context) *releasing {
+	s := c.s
+	now := s.clock.Now()
+	r := &releasing{c: c, a: c.attempt, lease: c.held, lost: c.lost, sent: now, until: now.Add(c.ttl),
+		trace: store.Trace(ctx), nodes: make([]NodeError, len(s.peers)), asked: make([]bool, len(s.peers)), done: make(chan struct{})}
+	c.last, c.held = r, false
+	if !off(ruleE) || r.lease {
+		c.attempt = nil
+	}
+	s.released.add(r.a.owner.text)
+	known := 0
+	for i, n := range r.a.nodes {
+		r.nodes[i] = NodeError{Node: s.peers[i].name, Outcome: "not asked"}
+		if n.mark > 0 || !n.until.IsZero() {
+			known++
+		}
+		r.asked[i] = n.sent > 0
+	}
+	r.needed = min(s.q, known)
+	if r.lease {
+		r.needed = s.q
+	}
+	if r.needed == 0 {
+		close(r.done)
+	}
+	for i, p := range s.peers {
+		if r.asked[i] {
+			r.send(p, r.call(r.a.nodes[i]))
+		}
+	}
+	return r
+}
+
+// call is the RELEASE for one node. Where the node's mark is known to stand at the highest
+// stamp sent there, it need not be looked at.
+func (r *releasing) call(n atNode) debt {
+	stamp, held := n.sent, "0"
+	if n.marked == n.sent {
+		stamp = 0
+	}
+	if r.lease {
+		held = "1"
+	}
+	return debt{
+		call: Call{
+			Script: r.c.s.scripts.release,
+			Keys:   []string{r.c.vote, r.c.mark},
+			Args:   []string{r.a.owner.text, strconv.FormatInt(stamp, 10), held, "", "", ""},
+		},
+		stamp: stamp,
+		until: r.until,
+	}
+}
+
+// send asks one node, for the first time: at once, or by the node's debts where it has not
+// been answering.
+func (r *releasing) send(p *peer, d debt) {
+	d.done = func(freed bool, err error, first bool) { r.deliver(p, freed, err, first) }
+	if err := p.silent(); err != nil {
+		r.deliver(p, false, err, true)
+		p.owe(d)
+		return
+	}
+	go func() {
+		freed, wait, err := parseRelease(p.run(d.call)[0], d.stamp)
+		p.note(err)
+		p.tell(r.trace, "release", r.c.key, kindOfRelease(freed, err), err, r.sent)
+		r.deliver(p, freed, err, true)
+		if err != nil || wait > 0 {
+			p.owe(d.after(p.s.clock.Now(), wait))
+		}
+	}()
+}
+
+func kindOfRelease(freed bool, err error) kind {
+	switch {
+	case err != nil:
+		return noAnswer
+	case freed:
+		return ok
+	}
+	return none
+}
+
+// deliver books an answer. Only the first request to a node tells whether the vote was
+// there: a repeated one may find that an earlier one, whose reply was lost, deleted it.
+func (r *releasing) deliver(p *peer, freed bool, err error, first bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.nodes[p.index] = p.outcome(kindOfRelease(freed, err), err)
+	if err != nil {
+		return
+	}
+	r.answered++
+	if first && !freed {
+		r.gone++
+	}
+	if r.answered == r.needed {
+		close(r.done)
+	}
+}
+
+// wait returns when enough nodes have answered, at the node timeout, or when ctx is done.
+func (r *releasing) wait(ctx context.Context) error {
+	s := r.c.s
+	limit := time.NewTimer(s.opts.NodeTimeout)
+	defer limit.Stop()
+	select {
+	case <-r.done:
+		return r.result()
+	default:
+	}
+	select {
+	case <-r.done:
+		return r.result()
+	case <-ctx.Done():
+		return r.unconfirmed(ctx.Err())
+	case <-limit.C:
+		return r.unconfirmed(nil)
+	}
+}
+
+// result says how the RELEASE of a lease went: lost where it turns out that no quorum can
+// have held the vote until then.
+func (r *releasing) result() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case !r.lease:
+		return nil
+	case r.lost != nil:
+		return r.lost
+	case r.gone > len(r.nodes)-r.c.s.q:
+		return &store.LostError{}
+	}
+	return nil
+}
+
+func (r *releasing) unconfirmed(cause error) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e := &QuorumError{Op: "release", Needed: r.needed, kinds: []error{store.ErrUncertain, store.ErrUnavailable}}
+	if cause != nil {
+		e.kinds = append(e.kinds, cause)
+	}
+	for i, n := range r.nodes {
+		if r.asked[i] && n.Err == nil && n.Outcome == "not asked" {
+			n = NodeError{Node: n.Node, Outcome: noAnswer.String(), Err: errNoAnswer{r.c.s.opts.NodeTimeout}}
+			if r.c.s.clock.Since(r.sent) >= r.c.s.opts.NodeTimeout {
+				r.c.s.peers[i].note(n.Err)
+			}
+		}
+		e.Nodes = append(e.Nodes, n)
+	}
+	return e
+}

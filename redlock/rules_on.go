@@ -1,0 +1,75 @@
+//go:build holdfast_rules
+
+package redlock
+
+import (
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// This file exists only in tests. It lets them switch off one rule of docs/protocol.md,
+// section 7, and move the client's wall clock.
+
+var (
+	rulesOff   atomic.Uint64
+	wallOffset atomic.Int64
+)
+
+var ruleNames = "ABCDEFGIJKLMNOPQRSTUV"
+
+// SwitchOff switches the named rules off, such as "M" or "EJ", and returns what switches
+// them on again. Stores made before are only partly affected: their scripts stay.
+func SwitchOff(names string) (restore func()) {
+	var mask uint64
+	for _, name := range names {
+		i := strings.IndexRune(ruleNames, name)
+		if i < 0 {
+			panic("redlock: there is no rule " + string(name))
+		}
+		mask |= 1 << i
+	}
+	before := rulesOff.Swap(mask)
+	return func() { rulesOff.Store(before) }
+}
+
+// MoveWallClock moves the wall clock of this process's stores.
+func MoveWallClock(d time.Duration) (restore func()) {
+	before := wallOffset.Swap(d.Microseconds())
+	return func() { wallOffset.Store(before) }
+}
+
+func off(r rule) bool { return rulesOff.Load()&(1<<r) != 0 }
+
+func wallNow() int64 { return time.Now().UnixMicro() + wallOffset.Load() }
+
+// mutants are the scripts' rules switched off: in the script, replace from by to.
+var mutants = []struct {
+	rule             rule
+	script, from, to string
+}{
+	{ruleD, "release", "redis.pcall('GET', KEYS[1]) == ARGV[1]", "true"},
+	{ruleG, "vote", "redis.call('PTTL', KEYS[1]) < ttl", "true"},
+	{ruleG, "keep", "redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2])", "true"},
+	{ruleJ, "vote", "elseif S > f then", "elseif S >= f then"},
+	{ruleK, "vote", "  why = 'LOW'\n", "  why = 'LOW'\n  if not cur then redis.call('SET', KEYS[1], owner, 'PX', ttl, 'NX') end\n"},
+	{ruleM, "release", "if S == 0 then", "if true then"},
+	{ruleQ, "vote", "if S > now + 5000000 then", "if false then"},
+	{ruleQ, "release", "if S > now + 5000000 then", "if false then"},
+	{ruleR, "vote", "math.max(tonumber(m[2] or '0'), now - 5000000)", "tonumber(m[2] or '0')"},
+	{ruleS, "vote", "'PX', 120000", "'PX', 1000"},
+	{ruleS, "release", "'PX', 120000", "'PX', 1000"},
+}
+
+func switched(script, text string) string {
+	for _, m := range mutants {
+		if m.script != script || !off(m.rule) {
+			continue
+		}
+		if strings.Count(text, m.from) != 1 {
+			panic("redlock: a mutant of " + script + " does not match: " + m.from)
+		}
+		text = strings.Replace(text, m.from, m.to, 1)
+	}
+	return text
+}

@@ -1,0 +1,89 @@
+package redlock
+
+import (
+	_ "embed"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Constants of the protocol (docs/protocol.md 1.1). They are compiled in: two clients with
+// different values void the proof.
+const (
+	aheadLimit = 5 * time.Second   // AHEAD: how far a stamp may be ahead of a node's clock
+	markMargin = 5 * time.Second   // MARGIN: how far behind it is refused
+	markLife   = 120 * time.Second // E: life of a mark
+)
+
+var (
+	//go:embed vote.lua
+	voteText string
+	//go:embed check.lua
+	checkText string
+	//go:embed keep.lua
+	keepText string
+	//go:embed release.lua
+	releaseText string
+	//go:embed record.lua
+	recordText string
+	//go:embed promoted.lua
+	promotedText string
+)
+
+// scripts are those that every server may run at any time.
+type scripts struct {
+	keep, release, record, promoted *Script
+}
+
+func newScripts() scripts {
+	return scripts{
+		keep:     NewScript(switched("keep", fill(keepText))),
+		release:  NewScript(switched("release", fill(releaseText))),
+		record:   NewScript(recordText),
+		promoted: NewScript(promotedText),
+	}
+}
+
+// check says how a VOTE script makes sure that the server is the one that was admitted.
+type check string
+
+const (
+	checkAlways check = "always" // compares the replication id at every call
+	checkCached check = "cached" // compares it once a second
+	checkNone   check = "none"   // TrustRestarts: loads nothing for strict clients, as its text differs
+)
+
+// voteScript is VOTE as one server was admitted with it.
+type voteScript struct {
+	*Script
+	checks check
+}
+
+// newVote returns the VOTE script of a server: its text carries the replication id for
+// which it was admitted, and the longest ttl.
+func newVote(replid string, c check, maxTTL time.Duration) *voteScript {
+	body := ""
+	if c != checkNone && !off(ruleV) {
+		remember := ""
+		if c == checkCached {
+			remember = "redis.pcall('SET', KEYS[3], '@REPLID@', 'PX', 1000)"
+		}
+		body = strings.Replace(checkText, "--[[REMEMBER]]", remember, 1)
+	}
+	text := strings.Replace(voteText, "--[[CHECK]]\n", body, 1)
+	text = strings.NewReplacer(
+		"@REPLID@", replid,
+		"@CHECK@", string(c),
+		"@MAXTTL@", strconv.FormatInt(maxTTL.Milliseconds(), 10),
+	).Replace(text)
+	return &voteScript{NewScript(switched("vote", fill(text))), c}
+}
+
+// fill writes the constants into a script.
+func fill(text string) string {
+	return strings.NewReplacer(
+		"@AHEAD@", strconv.FormatInt(aheadLimit.Microseconds(), 10),
+		"@MARGIN@", strconv.FormatInt(markMargin.Microseconds(), 10),
+		"@LIFE@", strconv.FormatInt(markLife.Milliseconds(), 10),
+	).Replace(text)
+}
