@@ -3,6 +3,7 @@ package sqlstore
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -93,7 +94,7 @@ func (s *Store) extend(ctx context.Context, claims []*claim) []store.Result {
 			now, passed = t.now, t.sent.Sub(start)
 			for i, c := range part {
 				answers[i] = c.extend(t)
-				if err := answers[i]; err != nil && !kinded(err) {
+				if err := answers[i]; err != nil && !hasKind(err) {
 					return err
 				}
 			}
@@ -101,7 +102,7 @@ func (s *Store) extend(ctx context.Context, claims []*claim) []store.Result {
 		})
 		for i, c := range part {
 			if err := cmp.Or(err, answers[i]); err != nil {
-				results = append(results, store.Result{Err: err})
+				results = append(results, store.Result{Err: c.failed(err)})
 				continue
 			}
 			results = append(results, store.Result{Grant: c.extended(now, passed)})
@@ -112,9 +113,9 @@ func (s *Store) extend(ctx context.Context, claims []*claim) []store.Result {
 
 func (c *claim) extend(t *tx) error {
 	c.mu.Lock()
-	owner, token := c.owner, c.token
+	owner, token, lost := c.owner, c.token, c.lost
 	c.mu.Unlock()
-	if token == 0 {
+	if token == 0 || lost {
 		return &store.LostError{}
 	}
 	return t.extend(c.key, owner, token, c.o.TTL)
@@ -125,4 +126,14 @@ func (c *claim) extended(now, passed time.Duration) store.Grant {
 	defer c.mu.Unlock()
 	c.until = max(c.until, now+c.o.TTL)
 	return store.Grant{Token: c.token, Owner: c.owner, TTL: c.o.TTL + passed}
+}
+
+// failed remembers a loss, which is final.
+func (c *claim) failed(err error) error {
+	if errors.Is(err, store.ErrLost) {
+		c.mu.Lock()
+		c.lost = true
+		c.mu.Unlock()
+	}
+	return err
 }

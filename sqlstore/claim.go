@@ -31,6 +31,7 @@ type claim struct {
 	released bool               // Release was called: nothing is taken any more
 	done     bool               // Release has succeeded
 	tried    bool               // the row may be ours
+	lost     bool               // an extension has answered that the grant is gone
 	owner    string
 	token    fence.Token   // of the last grant; zero where there was none
 	until    time.Duration // end of that grant by the lease clock
@@ -94,7 +95,10 @@ func (c *claim) Try(ctx context.Context) (store.Grant, error) {
 
 func (c *claim) try(ctx context.Context) (store.Grant, error) {
 	start := c.s.clock.Now()
-	owner := c.attempt()
+	owner, err := c.attempt()
+	if err != nil {
+		return store.Grant{}, err
+	}
 	r, err := c.s.peek(ctx, c.key)
 	if err != nil {
 		return store.Grant{}, err
@@ -122,13 +126,16 @@ func (c *claim) try(ctx context.Context) (store.Grant, error) {
 }
 
 // attempt returns the owner to ask for: a fresh one where the last grant has ended.
-func (c *claim) attempt() string {
+func (c *claim) attempt() (string, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.lost {
+		return "", &store.LostError{}
+	}
 	if c.token != 0 && c.until <= c.s.clock.now() {
 		c.owner, c.token = randomID(), 0
 	}
-	return c.owner
+	return c.owner, nil
 }
 
 // giveBack releases what was granted after the caller had left.

@@ -1,7 +1,6 @@
 package sqlstore
 
 import (
-	"context"
 	"errors"
 	"strings"
 
@@ -104,11 +103,8 @@ func noTable(err error) bool {
 	return code(err) == codeError && strings.Contains(err.Error(), "no such table")
 }
 
-// classify gives an error of the driver its meaning. Nothing has been committed.
+// classify gives an error of the driver its meaning, where nothing has been committed.
 func classify(err error) error {
-	if kinded(err) {
-		return err
-	}
 	switch code(err) {
 	case codeBusy, codeLocked, codeProtocol, codeSchema:
 		return unavailable("the database is locked by another connection", err)
@@ -132,15 +128,15 @@ func classify(err error) error {
 	return unavailable(oneLine(err), err)
 }
 
-// kinded reports whether err has a meaning already.
-func kinded(err error) bool {
+// hasKind reports whether err is one of the kinds of package store.
+func hasKind(err error) bool {
 	for _, kind := range []error{store.ErrHeld, store.ErrLost, store.ErrReleased, store.ErrUncertain,
 		store.ErrUnavailable, store.ErrUnsupported, store.ErrInvalid} {
 		if errors.Is(err, kind) {
 			return true
 		}
 	}
-	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+	return false
 }
 
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }

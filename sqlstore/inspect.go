@@ -94,8 +94,8 @@ func (s *Store) page(ctx context.Context, after, prefix string) (page []row, err
 const brokenBy = "broken:"
 
 // Break takes the key from h.Owner. From then on its extensions fail; the key becomes
-// free when its grant would have ended, so that two never hold. It is idempotent, and nil
-// where nobody holds the key. See [store.Inspector].
+// free when its grant would have ended, so that two never hold. It is idempotent, and
+// [store.ErrLost] where nobody holds the key. See [store.Inspector].
 func (s *Store) Break(ctx context.Context, h store.Holder) error {
 	if err := store.CheckKey(h.Key); err != nil {
 		return err
@@ -118,7 +118,9 @@ func (t *tx) breakOff(key, owner string) error {
 	switch {
 	case err != nil:
 		return err
-	case !r.live(t.s.clock, t.now), r.owner == broken:
+	case !r.live(t.s.clock, t.now):
+		return &store.LostError{}
+	case r.owner == broken:
 		return nil
 	case r.owner != owner:
 		return r.held(t.now)

@@ -42,6 +42,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/holdfast-go/holdfast/store"
 )
@@ -51,6 +52,9 @@ type Dialect int
 
 // SQLite 3.37 or later, in WAL mode.
 const SQLite Dialect = 1
+
+// maxTTL keeps sums of times far from the end of their range.
+const maxTTL = 10 * 365 * 24 * time.Hour
 
 // Options say what kind of database a [Store] works on.
 type Options struct {
@@ -106,6 +110,7 @@ func New(db *sql.DB, o Options) (*Store, error) {
 			Fingerprint: "sqlite:" + o.Database,
 			Fencing:     store.FencingDurable,
 			MinTTL:      store.MinTTL,
+			MaxTTL:      maxTTL,
 		},
 		freed: make(map[string]*freed),
 	}, nil

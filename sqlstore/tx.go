@@ -21,6 +21,8 @@ const (
 	maxBusyPause = 20 * time.Millisecond
 )
 
+var errNoAnswer = errors.New("no answer from the database within " + callLimit.String())
+
 // race runs op under ctx and callLimit, and returns soon after they end whatever the
 // driver does; the outcome is then uncertain. settle, where given, is called when op has
 // returned, before race does unless the caller has left.
@@ -29,7 +31,7 @@ func race[T any](ctx context.Context, op func(context.Context) (T, error), settl
 		v   T
 		err error
 	}
-	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	ctx, cancel := context.WithTimeoutCause(ctx, callLimit, errNoAnswer)
 	defer cancel()
 	answers := make(chan answer, 1)
 	var decided atomic.Bool // by op, that it answers, or by the caller, that it leaves
@@ -55,7 +57,7 @@ func race[T any](ctx context.Context, op func(context.Context) (T, error), settl
 	}
 	if decided.CompareAndSwap(false, true) {
 		var none T
-		return none, uncertain(ctx.Err())
+		return none, uncertain(context.Cause(ctx))
 	}
 	a := <-answers
 	return a.v, a.err
@@ -82,23 +84,23 @@ func (s *Store) write(ctx context.Context, fn func(*tx) error) error {
 
 // retry runs f while the database is busy, with random pauses that grow, until ctx ends.
 func (s *Store) retry(ctx context.Context, f func() error) error {
-	pause := minBusyPause
-	for {
+	for pause := minBusyPause; ; pause = min(2*pause, maxBusyPause) {
 		err := f()
-		if err == nil {
+		switch {
+		case err == nil:
 			return nil
-		}
-		if !kinded(err) && busy(err) {
-			if !sleep(ctx, time.Duration(rand.Int64N(int64(pause)))) {
-				return unavailable("the database is locked by another connection: "+ctx.Err().Error(), errors.Join(ctx.Err(), err))
-			}
-			pause = min(2*pause, maxBusyPause)
+		case hasKind(err):
+			return err
+		case busy(err) && sleep(ctx, time.Duration(rand.Int64N(int64(pause)))):
 			continue
+		case busy(err):
+			return unavailable("the database is locked by another connection: "+context.Cause(ctx).Error(), errors.Join(ctx.Err(), err))
+		case ctx.Err() == nil:
+			return classify(err)
+		case context.Cause(ctx) == errNoAnswer:
+			return unavailable(errNoAnswer.Error(), err)
 		}
-		if ctx.Err() != nil && !kinded(err) {
-			return unavailable(ctx.Err().Error(), errors.Join(ctx.Err(), err)) // interrupted
-		}
-		return classify(err)
+		return ctx.Err() // the caller's, and nothing has been committed
 	}
 }
 
@@ -122,8 +124,8 @@ func (s *Store) writeOnce(ctx context.Context, fn func(*tx) error) error {
 	defer conn.Close()
 	t := &tx{ctx: ctx, conn: conn, s: s, sent: s.clock.Now()}
 	if _, err := conn.ExecContext(ctx, "BEGIN IMMEDIATE"); err != nil {
-		if ctx.Err() != nil {
-			t.end("ROLLBACK") // it may have begun
+		if !busy(err) {
+			t.end("ROLLBACK") // it may have begun all the same
 		}
 		return err
 	}

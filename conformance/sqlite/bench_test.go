@@ -1,0 +1,50 @@
+package sqlite
+
+import (
+	"context"
+	"testing"
+	"time"
+)
+
+func BenchmarkAcquireRelease(b *testing.B) {
+	s, _ := open(b, lockFile(b))
+	ctx := context.Background()
+	for b.Loop() {
+		c := claim(s, "k", time.Minute)
+		if _, err := c.Try(ctx); err != nil {
+			b.Fatal(err)
+		}
+		if err := c.Release(ctx); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkExtend(b *testing.B) {
+	s, _ := open(b, lockFile(b))
+	ctx := context.Background()
+	c := claim(s, "k", time.Minute)
+	if _, err := c.Try(ctx); err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		if _, err := c.Extend(ctx); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkRefused is a Try of a key that another holds.
+func BenchmarkRefused(b *testing.B) {
+	s, _ := open(b, lockFile(b))
+	ctx := context.Background()
+	if _, err := claim(s, "k", time.Hour).Try(ctx); err != nil {
+		b.Fatal(err)
+	}
+	c := claim(s, "k", time.Minute)
+	for b.Loop() {
+		if _, err := c.Try(ctx); err == nil {
+			b.Fatal("granted")
+		}
+	}
+}
