@@ -1,0 +1,324 @@
+package rueidisnode
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/holdfast-go/holdfast/redlock"
+	"github.com/holdfast-go/holdfast/store"
+)
+
+// New returns a node over client, of one server or of a Cluster, which counts as one node. A
+// Sentinel client does not tell the name of its master and is refused by a
+// [store.InvalidError]: see [NewNamed], or [Dial]. New does no I/O. The caller closes the
+// client, after the last use of the node.
+//
+// The node's name is the address. A Cluster's is the sorted addresses that the client knows
+// now, which change with the Cluster, and a client does not tell the number of its database;
+// where that matters, use NewNamed, or Dial, which knows more.
+func New(client rueidis.Client) (redlock.Node, error) {
+	if client == nil {
+		return nil, noClient()
+	}
+	if client.Mode() == rueidis.ClientModeSentinel {
+		return nil, &store.InvalidError{Field: "node", Value: "sentinel",
+			Rule: "a Sentinel client does not tell its master; use NewNamed with the master's name, or Dial"}
+	}
+	return NewNamed(strings.Join(slices.Sorted(maps.Keys(client.Nodes())), ","), client)
+}
+
+// NewNamed is [New] with a name of the caller's choice, for a client of any mode. All processes
+// must use the same name for the same deployment, since it identifies it, and names must not
+// hold credentials. For a Sentinel deployment that is the name of the master.
+func NewNamed(name string, client rueidis.Client) (redlock.Node, error) {
+	if client == nil {
+		return nil, noClient()
+	}
+	if name == "" {
+		return nil, noName()
+	}
+	return &node{name: name, client: func(context.Context) (rueidis.Client, error) { return client, nil }}, nil
+}
+
+func noClient() error {
+	return &store.InvalidError{Field: "node", Value: "nil", Rule: "must be a rueidis.Client"}
+}
+
+func noName() error {
+	return &store.InvalidError{Field: "node", Rule: "the name must not be empty"}
+}
+
+type node struct {
+	name   string
+	client func(ctx context.Context) (rueidis.Client, error)
+}
+
+func (n *node) Name() string { return n.name }
+
+func (n *node) Run(ctx context.Context, calls ...redlock.Call) []redlock.Reply {
+	replies := make([]redlock.Reply, len(calls))
+	client, err := n.connect(ctx)
+	switch {
+	case err != nil:
+		for i := range replies {
+			replies[i].Err = err
+		}
+	case len(calls) == 1:
+		replies[0] = one(ctx, client, &calls[0])
+	case len(calls) > 1:
+		many(ctx, client, calls, replies)
+	}
+	return replies
+}
+
+// connect answers the client, unless ctx is done.
+func (n *node) connect(ctx context.Context) (rueidis.Client, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	return n.client(ctx)
+}
+
+// one is many for one call: rueidis spends less on it.
+func one(ctx context.Context, client rueidis.Client, c *redlock.Call) redlock.Reply {
+	r := answer(client.Do(ctx, evalsha(client, c)))
+	if unknown(c, &r) {
+		r = answer(client.Do(ctx, eval(client, c)))
+	}
+	return r
+}
+
+func many(ctx context.Context, client rueidis.Client, calls []redlock.Call, replies []redlock.Reply) {
+	cmds := make(rueidis.Commands, len(calls))
+	for i := range calls {
+		cmds[i] = evalsha(client, &calls[i])
+	}
+	for i, r := range client.DoMulti(ctx, cmds...) {
+		replies[i] = answer(r)
+	}
+	cmds = cmds[:0]
+	var again []int
+	for i := range calls {
+		if unknown(&calls[i], &replies[i]) {
+			cmds, again = append(cmds, eval(client, &calls[i])), append(again, i)
+		}
+	}
+	if len(again) == 0 {
+		return
+	}
+	for j, r := range client.DoMulti(ctx, cmds...) {
+		replies[again[j]] = answer(r)
+	}
+}
+
+func evalsha(client rueidis.Client, c *redlock.Call) rueidis.Completed {
+	return client.B().Evalsha().Sha1(c.Script.SHA1).Numkeys(int64(len(c.Keys))).Key(c.Keys...).Arg(c.Args...).Build()
+}
+
+func eval(client rueidis.Client, c *redlock.Call) rueidis.Completed {
+	return client.B().Eval().Script(c.Script.Text).Numkeys(int64(len(c.Keys))).Key(c.Keys...).Arg(c.Args...).Build()
+}
+
+// unknown says that the server does not have the script of a call that may be sent whole.
+func unknown(c *redlock.Call, r *redlock.Reply) bool {
+	if c.Strict || r.Err == nil {
+		return false
+	}
+	var e *redlock.ServerError
+	return errors.As(r.Err, &e) && e.Code() == "NOSCRIPT"
+}
+
+func answer(r rueidis.RedisResult) redlock.Reply {
+	m, err := r.ToMessage()
+	if err != nil {
+		if rueidis.IsRedisNil(err) {
+			return redlock.Reply{} // the server's nil is a value
+		}
+		return redlock.Reply{Err: serverError(err)}
+	}
+	return redlock.Reply{Value: plain(&m)}
+}
+
+// serverError turns a reply of the server that is an error into a [redlock.ServerError].
+func serverError(err error) error {
+	e, ok := rueidis.IsRedisErr(err)
+	if !ok {
+		return err
+	}
+	text := e.Error()
+	// rueidis cuts "ERR " off; every other code is one word of capitals.
+	if code, _, _ := strings.Cut(text, " "); strings.ToUpper(code) != code {
+		text = "ERR " + text
+	}
+	return &redlock.ServerError{Text: text}
+}
+
+// plain reduces a message to the types of RESP2.
+func plain(m *rueidis.RedisMessage) any {
+	switch {
+	case m.IsInt64():
+		v, _ := m.ToInt64()
+		return v
+	case m.IsString():
+		v, _ := m.ToString()
+		return v
+	case m.IsArray():
+		values, _ := m.ToArray()
+		list := make([]any, len(values))
+		for i := range values {
+			list[i] = plain(&values[i])
+		}
+		return list
+	case m.IsNil():
+		return nil
+	case m.IsMap():
+		values, _ := m.ToMap()
+		list := make([]any, 0, 2*len(values))
+		for k, v := range values {
+			list = append(list, k, plain(&v))
+		}
+		return list
+	case m.IsBool():
+		if v, _ := m.ToBool(); v {
+			return int64(1)
+		}
+		return int64(0)
+	case m.IsFloat64():
+		v, _ := m.ToFloat64()
+		return strconv.FormatFloat(v, 'g', -1, 64)
+	}
+	if err := m.Error(); err != nil {
+		return serverError(err)
+	}
+	v, _ := m.ToString()
+	return v
+}
+
+// dedicate takes a connection for itself. rueidis may dial here and does not look at ctx.
+func (n *node) dedicate(ctx context.Context) (rueidis.DedicatedClient, func(), error) {
+	client, err := n.connect(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	type taken struct {
+		client rueidis.DedicatedClient
+		free   func()
+	}
+	ch := make(chan taken, 1)
+	go func() {
+		d, free := client.Dedicate()
+		ch <- taken{d, free}
+	}()
+	select {
+	case t := <-ch:
+		return t.client, t.free, nil
+	case <-ctx.Done():
+		go func() { (<-ch).free() }()
+		return nil, nil, ctx.Err()
+	}
+}
+
+func (n *node) Pinned(ctx context.Context, key string, fn func(do func(...string) (any, error)) error) error {
+	conn, free, err := n.dedicate(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { go free() }() // may wait for a server that hangs
+	if client, _ := n.connect(ctx); client != nil && client.Mode() == rueidis.ClientModeCluster {
+		// The first command of a key decides which server it is. Its answer does not matter.
+		if err := conn.Do(ctx, conn.B().Exists().Key(key).Build()).NonRedisError(); err != nil {
+			return err
+		}
+	}
+	return fn(func(args ...string) (any, error) {
+		r := answer(conn.Do(ctx, conn.B().Arbitrary(args...).Build()))
+		return r.Value, r.Err
+	})
+}
+
+// minBackoff and maxBackoff bound the pause before a subscription is tried again.
+const minBackoff, maxBackoff = 50 * time.Millisecond, 2 * time.Second
+
+func (n *node) Subscribe(ctx context.Context, channel string, deliver func(string), up func()) error {
+	backoff := minBackoff
+	for ctx.Err() == nil {
+		confirmed, err := n.listen(ctx, channel, deliver, up)
+		if refused(err) {
+			return err
+		}
+		if confirmed {
+			backoff = minBackoff
+		}
+		select {
+		case <-time.After(backoff):
+		case <-ctx.Done():
+		}
+		backoff = min(2*backoff, maxBackoff)
+	}
+	return ctx.Err()
+}
+
+// refused says that asking again is useless.
+func refused(err error) bool {
+	var e *redlock.ServerError
+	if !errors.As(err, &e) {
+		return false
+	}
+	switch e.Code() {
+	case "NOPERM", "NOAUTH", "WRONGPASS", "ERR":
+		return true
+	}
+	return false
+}
+
+// listen delivers over one connection until that breaks or ctx is done.
+func (n *node) listen(ctx context.Context, channel string, deliver func(string), up func()) (confirmed bool, err error) {
+	conn, free, err := n.dedicate(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer func() { go free() }() // may wait for a server that hangs
+	var mu sync.Mutex
+	over := false // nothing is delivered after Subscribe has returned
+	defer func() {
+		mu.Lock()
+		defer mu.Unlock()
+		over = true
+	}()
+	broken := conn.SetPubSubHooks(rueidis.PubSubHooks{
+		OnMessage: func(m rueidis.PubSubMessage) {
+			mu.Lock()
+			defer mu.Unlock()
+			if !over {
+				deliver(m.Message)
+			}
+		},
+		OnSubscription: func(s rueidis.PubSubSubscription) {
+			mu.Lock()
+			defer mu.Unlock()
+			if !over && s.Kind == "subscribe" {
+				confirmed = true
+				up()
+			}
+		},
+	})
+	if err := conn.Do(ctx, conn.B().Subscribe().Channel(channel).Build()).Error(); err != nil {
+		return false, serverError(err)
+	}
+	select {
+	case err = <-broken:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	return confirmed, err
+}
