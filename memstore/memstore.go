@@ -25,7 +25,7 @@ const reservation = 100 * time.Millisecond
 
 // Store is a [store.Store] in memory, also a [store.BatchExtender], [store.Adopter] and
 // [store.Inspector]. Its claims are [store.Waiter]s, served first come, first served.
-// [New] makes one; the zero value is of no use. It is safe for concurrent use, starts no
+// [New] makes one; the zero value is of no use. It is safe for concurrent use, keeps no
 // goroutine and needs no closing.
 //
 // Tokens grow over all keys for as long as the process lives. Time is Go's monotonic
@@ -48,8 +48,10 @@ type row struct {
 	grant *grant
 	queue []*claim // waiting, in order of their first refusal
 	// reserved is the first of the queue, for whom the free key is kept until turnEnds.
+	// The timer then calls the next one.
 	reserved *claim
 	turnEnds time.Time
+	timer    *time.Timer
 }
 
 type grant struct {
@@ -158,13 +160,11 @@ func (s *shared) settled(key string) *row {
 	if r.grant != nil && !now.Before(r.grant.until) {
 		r.grant = nil
 	}
-	if r.grant != nil {
-		r.reserved = nil
-		return r
-	}
-	for len(r.queue) > 0 {
+	for r.grant == nil && len(r.queue) > 0 {
 		if first := r.queue[0]; r.reserved != first {
+			r.unreserve()
 			r.reserved, r.turnEnds = first, now.Add(reservation)
+			r.timer = time.AfterFunc(reservation, func() { s.settle(key) })
 			first.call()
 		}
 		if now.Before(r.turnEnds) {
@@ -172,8 +172,21 @@ func (s *shared) settled(key string) *row {
 		}
 		r.queue = slices.Delete(r.queue, 0, 1)
 	}
-	r.reserved = nil
+	r.unreserve()
 	return r
+}
+
+func (s *shared) settle(key string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.drop(key, s.settled(key))
+}
+
+func (r *row) unreserve() {
+	if r.reserved != nil {
+		r.reserved = nil
+		r.timer.Stop()
+	}
 }
 
 // sweep drops the rows that say nothing any more, whenever the number of rows has
@@ -264,7 +277,7 @@ func (c *claim) Try(ctx context.Context) (store.Grant, error) {
 		return store.Grant{}, held
 	}
 	r.dequeue(c)
-	r.reserved = nil
+	r.unreserve()
 	c.s.token++
 	c.granted = true
 	r.grant = &grant{owner: c.owner, label: c.o.Label, token: c.s.token, until: time.Now().Add(c.o.TTL)}

@@ -1,0 +1,228 @@
+package storetest
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/store"
+)
+
+var inspectionTests = []test{
+	{name: "Inspect", run: testInspect, needs: is[store.Inspector]},
+	{name: "List", run: testList, needs: is[store.Inspector]},
+	{name: "ListHostilePrefix", run: testListHostilePrefix, needs: is[store.Inspector]},
+	{name: "Break", run: testBreak, needs: is[store.Inspector]},
+	{name: "BreakWrongOwner", run: testBreakWrongOwner, needs: is[store.Inspector]},
+	{name: "BreakFree", run: testBreakFree, needs: is[store.Inspector]},
+	{name: "DoneContext", run: testInspectDone, needs: is[store.Inspector]},
+}
+
+func (e *env) inspector() store.Inspector { return e.s2.(store.Inspector) }
+
+func (e *env) inspect(key string) (h store.Holder) {
+	e.Helper()
+	err := e.steady("Inspect", func() (err error) { h, err = e.inspector().Inspect(e.ctx, key); return err })
+	if err != nil {
+		e.Fatalf("Inspect answers %v", err)
+	}
+	return h
+}
+
+func (e *env) nobody(key, what string) {
+	e.Helper()
+	if h := e.inspect(key); h.Owner != "" {
+		e.Errorf("Inspect of %s names a holder: %+v", what, h)
+	}
+}
+
+// describes complains where h does not describe the grant g of e.long on key.
+func (e *env) describes(op string, h store.Holder, key string, g store.Grant) {
+	e.Helper()
+	if h.Key != key || h.Owner != g.Owner {
+		e.Errorf("%s names key %.80q and owner %q, want %.80q and %q", op, h.Key, h.Owner, key, g.Owner)
+	}
+	if h.Token != 0 && h.Token != g.Token {
+		e.Errorf("%s says token %v, the grant has %v", op, h.Token, g.Token)
+	}
+	if h.Label != "" && h.Label != "storetest" {
+		e.Errorf("%s says label %q, want %q", op, h.Label, "storetest")
+	}
+	if h.TTL <= 0 || h.TTL > e.long+e.step() {
+		e.Errorf("%s says that %v are left of %v", op, h.TTL, e.long)
+	}
+	if h.NoTTL || h.Foreign {
+		e.Errorf("%s calls a lease of this store foreign or endless: %+v", op, h)
+	}
+}
+
+func testInspect(e *env) {
+	key := e.key()
+	e.nobody(key, "a key that nobody ever had")
+	c := e.claim(e.s, key)
+	g := e.grant(c, "the holder")
+	e.describes("Inspect", e.inspect(key), key, g)
+	e.nobody(key+"x", "a key beside the held one")
+	e.release(c, "the holder")
+	e.nobody(key, "a released key")
+	e.grant(e.short(e.s, key), "a holder that dies")
+	time.Sleep(e.ttl + e.step() + e.ttl/2)
+	e.nobody(key, "a key whose holder has died")
+}
+
+func (e *env) list(prefix string) map[string]store.Holder {
+	e.Helper()
+	found := map[string]store.Holder{}
+	for h, err := range e.inspector().List(e.ctx, prefix) {
+		if err != nil {
+			e.Fatalf("List answers %v", err)
+		}
+		if !strings.HasPrefix(h.Key, prefix) {
+			e.Errorf("List of prefix %q answers key %q", prefix, h.Key)
+		}
+		if _, twice := found[h.Key]; twice {
+			e.Errorf("List answers key %q twice", h.Key)
+		}
+		found[h.Key] = h
+	}
+	return found
+}
+
+func testList(e *env) {
+	prefix := e.key() + "/"
+	grants := map[string]store.Grant{}
+	var released store.Claim
+	for i := range 25 {
+		key := fmt.Sprintf("%s%d", prefix, i)
+		c := e.claim(e.s, key)
+		grants[key] = e.grant(c, "a holder")
+		if i == 7 {
+			released = c
+			delete(grants, key)
+		}
+	}
+	e.release(released, "one of the holders")
+	e.grant(e.claim(e.s, strings.TrimSuffix(prefix, "/")), "the holder of a key that is shorter than the prefix")
+	found := e.list(prefix)
+	if len(found) != len(grants) {
+		e.Errorf("List answers %d keys, %d are held", len(found), len(grants))
+	}
+	for key, g := range grants {
+		e.describes("List", found[key], key, g)
+	}
+	n := 0
+	for range e.inspector().List(e.ctx, prefix) {
+		if n++; n == 3 {
+			break
+		}
+	}
+	if n != 3 {
+		e.Errorf("an iteration that stops at the third key has seen %d", n)
+	}
+}
+
+// A prefix is bytes, not a pattern.
+func testListHostilePrefix(e *env) {
+	base := e.key()
+	for i, special := range []string{"%", "_", "*", "?", "[a]", "[^b]", `\`, "'", "{x}", "\xff", "\xff\xff", "Aa", "aA"} {
+		if e.refuses(base + special) {
+			continue
+		}
+		prefix := fmt.Sprintf("%s/%d", base, i)
+		in, out := prefix+special+"in", prefix+"axb"+"out"
+		e.grant(e.claim(e.s, in), "a holder")
+		e.grant(e.claim(e.s, out), "a holder")
+		if found := e.list(prefix + special); len(found) != 1 || found[in].Key != in {
+			e.Errorf("List of prefix %q answers %v, want %q alone", prefix+special, found, in)
+		}
+	}
+}
+
+// Break ends the holder's lease at once for the holder, and never lets two hold: some
+// stores keep the key until every promise has run out.
+func testBreak(e *env) {
+	key := e.key()
+	c := e.claim(e.s, key)
+	g := e.grant(c, "the holder")
+	h := e.inspect(key)
+	if err := e.steady("Break", func() error { return e.inspector().Break(e.ctx, h) }); err != nil {
+		e.Fatalf("Break of the holder answers %v", err)
+	}
+	e.lost(c, "a holder whose lease was broken")
+	next := e.claim(e.s2, key)
+	start := time.Now()
+	for {
+		n, err := e.try(next)
+		if err == nil {
+			if e.info.Fencing != store.FencingNone && n.Token <= g.Token {
+				e.Errorf("token %v comes after token %v, which was broken", n.Token, g.Token)
+			}
+			break
+		}
+		if limit := max(e.long, e.info.MaxTTL) + 2*e.ttl; time.Since(start) > limit {
+			e.Fatalf("a broken key is not free after %v: %v", limit, err)
+		}
+		e.pause()
+	}
+	if err := e.tryRelease(c); !errors.Is(err, store.ErrLost) {
+		e.Errorf("Release of a broken lease answers %v, want ErrLost", err)
+	}
+	e.extend(next, "the next holder, after Release of a broken lease")
+	e.release(next, "the next holder")
+}
+
+func testBreakWrongOwner(e *env) {
+	key := e.key()
+	c := e.claim(e.s, key)
+	e.grant(c, "the holder")
+	err := e.steady("Break", func() error {
+		return e.inspector().Break(e.ctx, store.Holder{Key: key, Owner: "nobody"})
+	})
+	var held *store.HeldError
+	if !errors.As(err, &held) {
+		e.Errorf("Break of another than the holder answers %v, want a *HeldError", err)
+	}
+	e.extend(c, "the holder, after Break of another")
+	e.held(key, "a key after Break of another than its holder")
+	e.release(c, "the holder")
+}
+
+// Where nobody holds the key, Break has nothing to break, and takes nothing from those who
+// come later.
+func testBreakFree(e *env) {
+	key := e.key()
+	c := e.claim(e.s, key)
+	g := e.grant(c, "the holder")
+	e.release(c, "the holder")
+	next := e.claim(e.s, key)
+	e.grant(next, "the next holder")
+	if err := e.inspector().Break(e.ctx, store.Holder{Key: key, Owner: g.Owner}); !errors.Is(err, store.ErrHeld) {
+		e.Errorf("Break of a former holder, another holding the key, answers %v, want ErrHeld", err)
+	}
+	e.extend(next, "the holder, after Break of a former one")
+	e.release(next, "the holder")
+}
+
+func testInspectDone(e *env) {
+	key := e.key()
+	c := e.claim(e.s, key)
+	g := e.grant(c, "the holder")
+	for want, ctx := range e.done() {
+		if _, err := e.inspector().Inspect(ctx, key); !errors.Is(err, want) {
+			e.Errorf("Inspect with a done context answers %v, want %v", err, want)
+		}
+		var last error
+		for _, err := range e.inspector().List(ctx, key) {
+			last = err
+		}
+		if !errors.Is(last, want) {
+			e.Errorf("List with a done context ends with %v, want %v", last, want)
+		}
+		if err := e.inspector().Break(ctx, store.Holder{Key: key, Owner: g.Owner}); !errors.Is(err, want) {
+			e.Errorf("Break with a done context answers %v, want %v", err, want)
+		}
+	}
+	e.extend(c, "the holder, after Break with a done context")
+	e.release(c, "the holder")
+}
