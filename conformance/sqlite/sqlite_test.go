@@ -5,7 +5,6 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -16,14 +15,20 @@ import (
 	"github.com/holdfast-go/holdfast/store"
 )
 
-// open opens the database at path with the recommended settings.
-func open(t testing.TB, path string) (*sqlstore.Store, *sql.DB) {
+// dsn is the recommended data source name of the file at path.
+func dsn(t testing.TB, path string) string {
 	t.Helper()
 	dsn, err := sqlstore.SQLiteDSN(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return openDSN(t, dsn)
+	return dsn
+}
+
+// open opens the database at path with the recommended settings.
+func open(t testing.TB, path string) (*sqlstore.Store, *sql.DB) {
+	t.Helper()
+	return openDSN(t, dsn(t, path))
 }
 
 func openDSN(t testing.TB, dsn string) (*sqlstore.Store, *sql.DB) {
@@ -32,12 +37,17 @@ func openDSN(t testing.TB, dsn string) (*sqlstore.Store, *sql.DB) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return newStore(t, db), db
+}
+
+func newStore(t testing.TB, db *sql.DB) *sqlstore.Store {
+	t.Helper()
 	t.Cleanup(func() { db.Close() })
 	s, err := sqlstore.New(db, sqlstore.Options{Dialect: sqlstore.SQLite})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s, db
+	return s
 }
 
 func lockFile(t testing.TB) string { return filepath.Join(t.TempDir(), "locks.db") }
@@ -46,40 +56,40 @@ func claim(s store.Store, key string, ttl time.Duration) store.Claim {
 	return s.Claim(key, store.ClaimOptions{TTL: ttl, Label: "test"})
 }
 
-func TestGrantExtendRelease(t *testing.T) {
-	s, _ := open(t, lockFile(t))
-	ctx := context.Background()
-	a, b := claim(s, "k", time.Minute), claim(s, "k", time.Minute)
-	g, err := a.Try(ctx)
+func grant(t testing.TB, c store.Claim) store.Grant {
+	t.Helper()
+	g, err := c.Try(context.Background())
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("Try: %v", err)
 	}
-	if again, err := a.Try(ctx); err != nil || again.Token != g.Token || again.Owner != g.Owner {
-		t.Fatalf("Try again = %+v, %v, want %+v", again, err, g)
-	}
-	var held *store.HeldError
-	if _, err := b.Try(ctx); !errors.As(err, &held) || held.Holder.Owner != g.Owner || held.Holder.Label != "test" || held.Holder.TTL <= 0 {
-		t.Fatalf("second Try: %v", err)
-	}
-	if e, err := a.Extend(ctx); err != nil || e.Token != g.Token {
-		t.Fatalf("Extend = %+v, %v", e, err)
-	}
-	if err := a.Release(ctx); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := a.Try(ctx); !errors.Is(err, store.ErrReleased) {
-		t.Fatalf("Try after Release: %v", err)
-	}
-	h, err := b.Try(ctx)
-	if err != nil || h.Token <= g.Token || h.Owner == g.Owner {
-		t.Fatalf("next grant = %+v, %v after %+v", h, err, g)
-	}
-	if err := a.Release(ctx); err != nil {
-		t.Fatalf("Release again: %v", err)
-	}
-	if _, err := b.Extend(ctx); err != nil {
-		t.Fatalf("Extend after a's second Release: %v", err)
+	return g
+}
+
+func release(t testing.TB, c store.Claim) {
+	t.Helper()
+	if err := c.Release(context.Background()); err != nil {
+		t.Fatalf("Release: %v", err)
 	}
 }
 
-func TestMain(m *testing.M) { os.Exit(m.Run()) }
+func mustBeHeld(t testing.TB, s store.Store, key string) {
+	t.Helper()
+	if g, err := claim(s, key, time.Minute).Try(context.Background()); !errors.Is(err, store.ErrHeld) {
+		t.Errorf("Try of key %q, which is held = %+v, %v", key, g, err)
+	}
+}
+
+func exec(t testing.TB, db *sql.DB, statement string, args ...any) {
+	t.Helper()
+	if _, err := db.Exec(statement, args...); err != nil {
+		t.Fatalf("%s: %v", statement, err)
+	}
+}
+
+func query[T any](t testing.TB, db *sql.DB, statement string, args ...any) (v T) {
+	t.Helper()
+	if err := db.QueryRow(statement, args...).Scan(&v); err != nil {
+		t.Fatalf("%s: %v", statement, err)
+	}
+	return v
+}
