@@ -191,8 +191,10 @@ func (r *releasing) deliver(p *peer, freed bool, err error, first bool) {
 
 // wait returns when enough nodes have answered, at the node timeout, or when ctx is done.
 func (r *releasing) wait(ctx context.Context) error {
-	s := r.c.s
-	limit := time.NewTimer(s.opts.NodeTimeout)
+	if r.lost != nil {
+		return r.lost // whatever the nodes answer
+	}
+	limit := time.NewTimer(r.c.s.opts.NodeTimeout)
 	defer limit.Stop()
 	select {
 	case <-r.done:
@@ -214,12 +216,7 @@ func (r *releasing) wait(ctx context.Context) error {
 func (r *releasing) result() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	switch {
-	case !r.lease:
-		return nil
-	case r.lost != nil:
-		return r.lost
-	case r.gone > len(r.nodes)-r.c.s.q:
+	if r.lease && r.gone > len(r.nodes)-r.c.s.q {
 		return &store.LostError{}
 	}
 	return nil
