@@ -1,0 +1,2 @@
+// Package holdfast gives distributed leases with fencing tokens.
+package holdfast

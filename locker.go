@@ -1,0 +1,409 @@
+package holdfast
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/internal/clock"
+	"github.com/holdfast-go/holdfast/store"
+)
+
+// Token is a fencing token: it grows with each grant of a key. Zero means that there is
+// none. Show it to the guard of the resource before the first read.
+type Token = fence.Token
+
+// withdrawWait bounds how long a call that gave up waits until its claim is withdrawn.
+const withdrawWait = 500 * time.Millisecond
+
+// tokensKept bounds for how many keys a family remembers the last token.
+const tokensKept = 8192
+
+// Locker acquires leases from one store. It is safe for concurrent use, needs no Close,
+// and keeps no goroutine while it holds no lease and nobody waits.
+type Locker struct {
+	f        *family
+	raw      Options   // as given, for With
+	o        Options   // with the defaults
+	observer *Observer // o.Observer's identity, the same where With inherits it
+}
+
+// family is what a Locker shares with those made by its With.
+type family struct {
+	store store.Store
+	info  store.Info
+	clk   clock.Clock
+	sched *scheduler
+
+	mu    sync.Mutex
+	lines map[string]*line // keys that a goroutine of this process holds or waits for
+	seen  map[string]Token // last token granted here, for some keys
+
+	cleaning   sync.Mutex
+	cleanups   []func()
+	cleanupRun int // goroutines that run them
+}
+
+// New returns a Locker over s; nil options mean the defaults. It does no I/O. Options that
+// s cannot keep, or that contradict each other, are refused with an [*InvalidError], and
+// with [ErrUnsupported] where RequireFencing asks too much. Lockers that shall share one
+// queue and one stream of extensions are made by [Locker.With], not by a second New.
+func New(s store.Store, o *Options) (*Locker, error) {
+	if s == nil {
+		return nil, &Error{Op: "new", Err: &InvalidError{Field: "store", Rule: "must not be nil"}}
+	}
+	f := &family{store: s, info: s.Info(), lines: map[string]*line{}, seen: map[string]Token{}}
+	f.sched = &scheduler{f: f}
+	var raw Options
+	if o != nil {
+		raw = *o
+	}
+	return f.locker(raw, nil)
+}
+
+// With returns a Locker over the same store, with the same local queues and extensions, and
+// other terms. Zero fields of o are inherited, and so is a bool that is set.
+func (k *Locker) With(o Options) (*Locker, error) {
+	observer := k.observer
+	if o.Observer != nil {
+		observer = nil
+	}
+	return k.f.locker(o.inherit(k.raw), observer)
+}
+
+func (f *family) locker(raw Options, observer *Observer) (*Locker, error) {
+	o, err := raw.complete(f.info)
+	if err != nil {
+		return nil, &Error{Op: "new", Store: f.info.Name, Err: err}
+	}
+	if observer == nil {
+		observer = &o.Observer
+	}
+	return &Locker{f, raw, o, observer}, nil
+}
+
+// fail wraps err once.
+func (k *Locker) fail(op, key string, err error) error {
+	return &Error{Op: op, Key: key, Store: k.f.info.Name, Err: err}
+}
+
+// Acquire waits until it holds key, or ctx is done. ctx bounds the wait only; the lease
+// ends by Release, or by loss. Goroutines of one process that want the same key are served
+// in the order of their calls.
+//
+// It waits for a holder to go ([ErrHeld]) and for the store to come back ([ErrUnavailable],
+// [ErrUncertain]); when ctx is done first, the error answers both the context's error and
+// what it last waited for. What waiting cannot mend is returned at once: [ErrInvalid],
+// [ErrUnsupported], [ErrAlreadyHeld]. A ctx that is done takes nothing, and nothing is left
+// behind: the claim is withdrawn, for which Acquire may stay up to half a second longer.
+func (k *Locker) Acquire(ctx context.Context, key string) (*Lease, error) {
+	return k.acquire(ctx, key, true)
+}
+
+// TryAcquire makes one attempt, and answers [ErrHeld], [ErrUnavailable] or [ErrUncertain]
+// where Acquire would wait. It does not overtake: where this process holds the key or waits
+// for it, it makes no attempt of its own but answers what that lease or that waiter knows.
+func (k *Locker) TryAcquire(ctx context.Context, key string) (*Lease, error) {
+	return k.acquire(ctx, key, false)
+}
+
+func (k *Locker) acquire(ctx context.Context, key string, wait bool) (*Lease, error) {
+	if err := k.admit(ctx, key); err != nil {
+		return nil, err
+	}
+	w := &waiter{k: k, ctx: ctx, key: key, since: k.f.clk.Now(), ready: make(chan struct{}),
+		terms: terms{k.o.TTL, k.o.Label, wait}}
+	k.f.join(w)
+	select {
+	case <-w.ready:
+	case <-ctx.Done():
+		k.f.leave(w)
+	}
+	if ctx.Err() != nil {
+		return nil, k.fail("acquire", key, w.abandon())
+	}
+	if w.err != nil {
+		await(w.withdrawn)
+		return nil, k.fail("acquire", key, w.err)
+	}
+	l := w.lease
+	k.observe(ctx, Acquired{Key: key, Token: l.token, Owner: l.owner, Validity: l.Validity(), Waited: k.f.clk.Since(w.since)})
+	return l, nil
+}
+
+// admit refuses what needs no I/O to be refused.
+func (k *Locker) admit(ctx context.Context, key string) error {
+	if err := store.CheckKey(key); err != nil {
+		return k.fail("acquire", key, err)
+	}
+	if ctx.Err() != nil {
+		return k.fail("acquire", key, contextError(ctx))
+	}
+	if k.f.heldIn(ctx, key) {
+		return k.fail("acquire", key, ErrAlreadyHeld)
+	}
+	return nil
+}
+
+// Do runs fn while it holds key. It waits for the key as [Locker.Acquire] does; ctx bounds
+// that wait and is the parent of fn's context, which ends with the lease and carries its
+// key and token.
+//
+// Do returns nil only if fn returned nil, the lease was not lost and the release was
+// confirmed. A loss cancels fn's context, with the cause, and always adds [ErrLost] to the
+// result; a release that failed adds an [*Error] with Op "release"; fn's own error is never
+// hidden. Do waits for fn, however long it takes, and releases also when fn panics or ends
+// its goroutine. A fn that gave the lease away by Ticket or Release is no failure.
+func (k *Locker) Do(ctx context.Context, key string, fn func(ctx context.Context, lease *Lease) error) error {
+	if fn == nil {
+		return k.fail("do", key, &InvalidError{Field: "fn", Rule: "must not be nil"})
+	}
+	lease, err := k.Acquire(ctx, key)
+	if err != nil {
+		return err
+	}
+	returned := false
+	defer func() {
+		if !returned { // a panic, which goes on, or runtime.Goexit
+			_ = lease.Release(ctx)
+		}
+	}()
+	err = fn(lease.Context(ctx), lease)
+	returned = true
+	released := lease.Release(ctx)
+	if errors.Is(released, ErrHandedOver) {
+		released = nil
+	}
+	return join(err, released)
+}
+
+// Leases are several leases that were acquired together.
+type Leases []*Lease
+
+// AcquireAll acquires all keys or none. It waits as [Locker.Acquire] does, in the order of
+// the keys' bytes, so that callers cannot block each other crosswise; a key that is given
+// twice is acquired once. Where one is lost while it waits for another, it gives up with
+// [ErrLost].
+func (k *Locker) AcquireAll(ctx context.Context, keys ...string) (Leases, error) {
+	if len(keys) == 0 {
+		return nil, k.fail("acquire", "", &InvalidError{Field: "keys", Rule: "must be at least one"})
+	}
+	keys = slices.Compact(slices.Sorted(slices.Values(keys)))
+	for _, key := range keys {
+		if err := k.admit(ctx, key); err != nil {
+			return nil, err
+		}
+	}
+	wait, stop := context.WithCancel(ctx)
+	defer stop()
+	var got Leases
+	for _, key := range keys {
+		l, err := k.Acquire(wait, key)
+		if err != nil {
+			return nil, join(err, got.undo(ctx))
+		}
+		got = append(got, l)
+		wait = l.Context(wait)
+	}
+	if err := got.Err(); err != nil {
+		return nil, join(err, got.undo(ctx))
+	}
+	return got, nil
+}
+
+// undo releases what was acquired in vain. A lease that was lost meanwhile is not news.
+func (ls Leases) undo(ctx context.Context) error {
+	err := ls.Release(ctx)
+	if errors.Is(err, ErrLost) {
+		return nil
+	}
+	return err
+}
+
+// Err returns nil while every lease is valid, and else why one is not.
+func (ls Leases) Err() error {
+	for _, l := range ls {
+		if err := l.Err(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Context returns a context that ends with the first lease that ends, as [Lease.Context].
+func (ls Leases) Context(parent context.Context) context.Context {
+	for _, l := range ls {
+		parent = l.Context(parent)
+	}
+	return parent
+}
+
+// Release releases all of them at once, as [Lease.Release], and joins what failed.
+func (ls Leases) Release(ctx context.Context) error {
+	errs := make([]error, len(ls))
+	var wg sync.WaitGroup
+	for i, l := range ls {
+		wg.Go(func() { errs[i] = l.Release(ctx) })
+	}
+	wg.Wait()
+	return join(errs...)
+}
+
+// Adopt takes over a lease that another Locker, also of another process, wrote down by
+// [Lease.Ticket]. It refreshes the lease and never acquires: a ticket whose lease has
+// lapsed is [ErrLost], a damaged one or one of another store [ErrInvalid], one of another
+// machine or boot, or on a store that has no tickets, [ErrUnsupported]. The lease keeps its
+// token and the ttl of the ticket. A ticket is a bearer secret, and two that adopt the same
+// one are not kept apart, not even by a guard.
+func (k *Locker) Adopt(ctx context.Context, ticket string) (*Lease, error) {
+	t, err := store.ParseTicket(ticket)
+	if err != nil {
+		return nil, k.fail("adopt", "", err)
+	}
+	key := string(t.Key)
+	adopter, ok := k.f.store.(store.Adopter)
+	switch {
+	case !ok:
+		return nil, k.fail("adopt", key, fmt.Errorf("%w: this store has no tickets", ErrUnsupported))
+	case t.Store != k.f.info.Fingerprint:
+		return nil, k.fail("adopt", key, &InvalidError{Field: "ticket", Rule: "belongs to another store"})
+	case ctx.Err() != nil:
+		return nil, k.fail("adopt", key, contextError(ctx))
+	}
+	type adopted struct {
+		claim store.Claim
+		grant store.Grant
+		err   error
+	}
+	began := k.f.clk.Now()
+	answer := make(chan adopted, 1)
+	go func() {
+		c, g, err := adopter.Adopt(k.traced(ctx), ticket)
+		answer <- adopted{c, g, err}
+	}()
+	var a adopted
+	select {
+	case a = <-answer:
+	case <-ctx.Done(): // a late answer is left to lapse: the ticket is still the caller's
+		return nil, k.fail("adopt", key, fmt.Errorf("%w: %w", contextError(ctx), ErrUncertain))
+	}
+	if a.err != nil {
+		return nil, k.fail("adopt", key, kinded(a.err))
+	}
+	k.f.mu.Lock()
+	l, err := k.f.accept(&granting{k: k, key: key, ttl: t.TTL, claim: a.claim, grant: a.grant, sent: began, adopted: true})
+	k.f.mu.Unlock()
+	if err != nil {
+		await(k.giveBack(a.claim, t.TTL))
+		return nil, k.fail("adopt", key, err)
+	}
+	k.observe(ctx, Acquired{Key: key, Token: l.token, Owner: l.owner, Validity: l.Validity(), Waited: k.f.clk.Since(began), Adopted: true})
+	return l, nil
+}
+
+// granting is a grant that may become a lease.
+type granting struct {
+	k       *Locker
+	key     string
+	ttl     time.Duration // asked for
+	claim   store.Claim
+	grant   store.Grant
+	sent    clock.Instant // stamped before the request
+	adopted bool
+}
+
+// accept makes a lease of a grant and puts it into the key's line, or says why it must not
+// be handed out; its claim is then the caller's to release. family.mu is held.
+func (f *family) accept(g *granting) (*Lease, error) {
+	l := newLease(g)
+	if f.clk.Passed(l.until) {
+		return nil, fmt.Errorf("%w: the grant arrived after its validity had run out", ErrUnavailable)
+	}
+	if err := f.checkToken(g); err != nil {
+		return nil, err
+	}
+	n := f.line(g.key)
+	if n.lease != nil { // the store has granted again: what this process still trusted is gone
+		go n.lease.lose(&LostError{By: l.held()})
+	}
+	n.lease = l
+	l.start()
+	return l, nil
+}
+
+// checkToken refuses a token that a guard would refuse, or that is not above the last one.
+// Tokens are compared with those granted through this family only.
+func (f *family) checkToken(g *granting) error {
+	if f.info.Fencing == store.FencingNone {
+		return nil
+	}
+	t, last := g.grant.Token, f.seen[g.key]
+	switch {
+	case t <= 0:
+		return &InvalidError{Field: "fencing token", Value: t.String(), Rule: "a store that mints tokens must grant a positive one"}
+	case t < last, t == last && !g.adopted:
+		return &InvalidError{Field: "fencing token", Value: t.String(), Rule: fmt.Sprintf("must be larger than %v, which was granted for this key before; the store has lost state or its clock went back", last)}
+	}
+	if len(f.seen) >= tokensKept {
+		for key := range f.seen { // any one
+			delete(f.seen, key)
+			break
+		}
+	}
+	f.seen[g.key] = t
+	return nil
+}
+
+// cleanup runs job, which talks to the store for nobody in particular, in one of a few
+// goroutines, and closes the channel afterwards.
+func (f *family) cleanup(job func()) <-chan struct{} {
+	done := make(chan struct{})
+	f.cleaning.Lock()
+	defer f.cleaning.Unlock()
+	f.cleanups = append(f.cleanups, func() { defer close(done); job() })
+	if f.cleanupRun < maxInFlight {
+		f.cleanupRun++
+		go f.runCleanups()
+	}
+	return done
+}
+
+func (f *family) runCleanups() {
+	for {
+		f.cleaning.Lock()
+		if len(f.cleanups) == 0 {
+			f.cleanups = nil
+			f.cleanupRun--
+			f.cleaning.Unlock()
+			return
+		}
+		job := f.cleanups[0]
+		f.cleanups = f.cleanups[1:]
+		f.cleaning.Unlock()
+		job()
+	}
+}
+
+// giveBack releases a claim that nobody wants any more, detached from every context. A
+// store that does not confirm is asked again, twice: what it may have granted ends with its
+// ttl anyway.
+func (k *Locker) giveBack(c store.Claim, ttl time.Duration) <-chan struct{} {
+	return k.f.cleanup(func() {
+		for try := range 3 {
+			ctx, cancel := context.WithTimeout(k.traced(context.Background()), releaseLimit(ttl))
+			err := c.Release(ctx)
+			cancel()
+			if err == nil || errors.Is(err, ErrLost) || useless(err) {
+				return
+			}
+			time.Sleep(50 * time.Millisecond << try)
+		}
+	})
+}
+
+// releaseLimit bounds one release.
+func releaseLimit(ttl time.Duration) time.Duration { return min(ttl, 2*time.Second) }

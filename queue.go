@@ -1,0 +1,449 @@
+package holdfast
+
+import (
+	"container/list"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/clock"
+	"github.com/holdfast-go/holdfast/store"
+)
+
+// The local queue. For each key that this process wants, one runner holds one claim and
+// waits at the store with it; the process's waiters stand in line behind. The runner's
+// goroutine is also what every call of the claim is raced by: it may hang in the store,
+// while each waiter leaves when its own context says so. The claim belongs to the line: a
+// waiter that leaves passes it on, and the last one withdraws it.
+
+// How long a waiter sleeps between attempts where the claim has no Wait of its own.
+const (
+	pollMin, pollMax   = 20 * time.Millisecond, 250 * time.Millisecond // while another holds the key
+	retryMin, retryMax = 50 * time.Millisecond, 2 * time.Second        // while the store cannot decide
+)
+
+// terms are what a claim is made with. Waiters of other terms cannot inherit it.
+type terms struct {
+	ttl   time.Duration
+	label string
+	wait  bool // false: one attempt
+}
+
+// waiter is one call of Acquire or TryAcquire.
+type waiter struct {
+	k     *Locker
+	ctx   context.Context
+	key   string
+	terms terms
+	since clock.Instant
+	ready chan struct{} // closed when lease or err is set
+
+	// Guarded by family.mu until ready is closed or leave has returned.
+	place *list.Element // nil while it stands in no line
+	done  bool
+	tries int
+	lease *Lease
+	err   error // of the call; of the last attempt, if the waiter left
+
+	withdrawn <-chan struct{} // closed when what the attempt may have taken is given back
+}
+
+// settle ends the wait. family.mu is held.
+func (w *waiter) settle(l *Lease, err error) {
+	if !w.done {
+		w.done, w.lease, w.err = true, l, err
+		close(w.ready)
+	}
+}
+
+// abandon gives back what w was granted too late, and returns why it ended.
+func (w *waiter) abandon() error {
+	await(w.withdrawn)
+	if w.lease != nil {
+		await(w.lease.discard())
+	}
+	waited := round(w.k.f.clk.Since(w.since))
+	if w.err == nil {
+		return fmt.Errorf("%w after %v", contextError(w.ctx), waited)
+	}
+	return fmt.Errorf("%w after %v: %w", contextError(w.ctx), waited, w.err)
+}
+
+// await waits for a withdrawal, but not for long.
+func await(done <-chan struct{}) {
+	if done == nil {
+		return
+	}
+	t := time.NewTimer(withdrawWait)
+	defer t.Stop()
+	select {
+	case <-done:
+	case <-t.C:
+	}
+}
+
+// line is what this process has to do with one key.
+type line struct {
+	waiters list.List // of *waiter, in the order of their calls
+	lease   *Lease    // held here, or being released; nil otherwise
+	r       *runner   // nil where nobody waits
+}
+
+// line returns the line of key, made where there is none. family.mu is held.
+func (f *family) line(key string) *line {
+	n := f.lines[key]
+	if n == nil {
+		n = new(line)
+		f.lines[key] = n
+	}
+	return n
+}
+
+// prune forgets a line that is of no use. family.mu is held.
+func (f *family) prune(key string) {
+	if n := f.lines[key]; n != nil && n.lease == nil && n.r == nil && n.waiters.Len() == 0 {
+		delete(f.lines, key)
+	}
+}
+
+// vacate tells the waiters that l does not keep them away any more.
+func (f *family) vacate(l *Lease) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if n := f.lines[l.key]; n != nil && n.lease == l {
+		n.lease = nil
+		if n.r != nil {
+			n.r.poke()
+		}
+		f.prune(l.key)
+	}
+}
+
+// join puts w into the line of its key, or settles it at once.
+func (f *family) join(w *waiter) {
+	f.mu.Lock()
+	if n := f.lines[w.key]; n != nil && n.lease != nil {
+		l := n.lease
+		f.mu.Unlock()
+		l.check() // a lease that ran out while the machine slept keeps nobody away
+		f.mu.Lock()
+	}
+	defer f.mu.Unlock()
+	f.enter(w)
+}
+
+// enter is join without a look at the clock. family.mu is held.
+func (f *family) enter(w *waiter) {
+	n := f.line(w.key)
+	switch {
+	case !w.terms.wait && n.lease != nil:
+		w.settle(nil, n.lease.held())
+	case !w.terms.wait && n.r != nil && n.r.trying:
+		n.r.watchers = append(n.r.watchers, w)
+	case !w.terms.wait && n.r != nil:
+		w.settle(nil, n.r.last)
+	default:
+		w.place = n.waiters.PushBack(w)
+		if n.r == nil {
+			n.r = &runner{f: f, key: w.key, n: n, trying: true, wake: make(chan struct{}, 1)}
+			go n.r.run()
+		}
+	}
+}
+
+// leave takes w out of its line, unless it was settled in the meantime. The last one
+// withdraws the claim, and waits for that, but not for long.
+func (f *family) leave(w *waiter) {
+	f.mu.Lock()
+	var withdrawn <-chan struct{}
+	if !w.done {
+		w.done = true
+		if w.place != nil {
+			withdrawn = f.lines[w.key].remove(w)
+		}
+	}
+	f.mu.Unlock()
+	await(withdrawn)
+}
+
+// remove takes w out of the line. family.mu is held.
+func (n *line) remove(w *waiter) (withdrawn <-chan struct{}) {
+	first := n.waiters.Front() == w.place
+	n.waiters.Remove(w.place)
+	w.place = nil
+	r := n.r
+	w.err = r.last
+	if n.waiters.Len() == 0 {
+		return r.drop()
+	}
+	if first && n.waiters.Front().Value.(*waiter).terms != r.terms {
+		r.poke()
+	}
+	return nil
+}
+
+// runner tries for the first waiter of a line until nobody waits.
+type runner struct {
+	f    *family
+	key  string
+	n    *line
+	wake chan struct{} // a reason to try at once
+
+	// Guarded by family.mu.
+	claim     store.Claim // nil between two claims
+	k         *Locker     // whose waiter it was made for
+	terms     terms       // of claim
+	trying    bool        // an attempt is being made, or will be at once
+	last      error       // what the last attempt answered; set where trying is not
+	watchers  []*waiter   // calls of TryAcquire that share the attempt
+	abort     func()      // ends the call that runs
+	waiting   bool        // that call is a Wait
+	gone      bool        // nobody waits any more
+	withdrawn <-chan struct{}
+
+	// Of the goroutine.
+	fails int // attempts without a grant in a row
+	quick int // wake-ups in a row that came at once and for nothing
+}
+
+// poke ends a wait. family.mu is held.
+func (r *runner) poke() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+	if r.waiting && r.abort != nil {
+		r.abort()
+	}
+}
+
+// drop withdraws the claim because nobody waits. A call that hangs in the store keeps this
+// runner and nothing else. family.mu is held.
+func (r *runner) drop() <-chan struct{} {
+	if r.claim != nil {
+		r.withdrawn = r.k.giveBack(r.claim, r.terms.ttl)
+	}
+	r.end()
+	if r.abort != nil {
+		r.abort()
+	}
+	for _, w := range r.watchers { // their attempt is cancelled: they make their own
+		if !w.done {
+			r.f.enter(w)
+		}
+	}
+	return r.withdrawn
+}
+
+// end takes the runner out of its line. family.mu is held.
+func (r *runner) end() {
+	r.gone = true
+	r.n.r = nil
+	r.poke()
+	r.f.prune(r.key)
+}
+
+func (r *runner) run() {
+	for {
+		w, held := r.next()
+		if w == nil {
+			return
+		}
+		sent := r.f.clk.Now()
+		var g store.Grant
+		var err error
+		if held != nil {
+			err = held
+		} else if g, err = r.try(w); err != nil {
+			err = kinded(err)
+		}
+		if w = r.settle(g, err, sent); w != nil {
+			r.pause(w)
+		}
+	}
+}
+
+// next returns the waiter to try for, with its claim made, or nil when nobody waits. Where
+// this process itself holds the key and asking the store would not even keep a place in
+// its queue, it returns the answer as well.
+func (r *runner) next() (w *waiter, held *HeldError) {
+	r.f.mu.Lock()
+	defer r.f.mu.Unlock()
+	for r.claim != nil && !r.gone && r.first().terms != r.terms {
+		done := r.spend()
+		r.f.mu.Unlock()
+		await(done)
+		r.f.mu.Lock()
+	}
+	if r.gone {
+		return nil, nil
+	}
+	w = r.first()
+	if r.claim == nil {
+		r.claim = r.f.store.Claim(r.key, store.ClaimOptions{TTL: w.terms.ttl, Wait: w.terms.wait, Label: w.terms.label})
+		r.terms, r.k = w.terms, w.k
+	}
+	select { // this attempt comes after whatever has woken it
+	case <-r.wake:
+	default:
+	}
+	r.trying = true
+	w.tries++
+	if _, queues := r.claim.(store.Waiter); !queues && r.n.lease != nil {
+		held = r.n.lease.held()
+	}
+	return w, held
+}
+
+// first returns the first waiter; there is one unless the runner is gone. family.mu is held.
+func (r *runner) first() *waiter { return r.n.waiters.Front().Value.(*waiter) }
+
+// spend gives the claim back. family.mu is held.
+func (r *runner) spend() <-chan struct{} {
+	c := r.claim
+	r.claim = nil
+	return r.k.giveBack(c, r.terms.ttl)
+}
+
+// try makes one attempt for w. It ends when nobody waits, and with the ttl: a grant that
+// comes later than that is worth nothing.
+func (r *runner) try(w *waiter) (store.Grant, error) {
+	ctx, cancel := context.WithTimeout(w.k.traced(context.WithoutCancel(w.ctx)), w.terms.ttl)
+	defer cancel()
+	if !r.calling(cancel, false) {
+		return store.Grant{}, context.Canceled
+	}
+	g, err := r.claim.Try(ctx)
+	r.calling(nil, false)
+	return g, err
+}
+
+// calling notes how to end the call of the claim that follows, and answers false where it
+// shall not be made.
+func (r *runner) calling(abort func(), waiting bool) bool {
+	r.f.mu.Lock()
+	defer r.f.mu.Unlock()
+	r.abort, r.waiting = abort, waiting
+	return !r.gone && !(waiting && len(r.wake) > 0)
+}
+
+// settle tells whom it concerns how an attempt went. It returns the waiter that waits on,
+// or nil where the next attempt can follow at once.
+func (r *runner) settle(g store.Grant, err error, sent clock.Instant) *waiter {
+	r.f.mu.Lock()
+	defer r.f.mu.Unlock()
+	if r.gone {
+		if err == nil { // a late grant, beside the withdrawal
+			claim, withdrawn := r.claim, r.withdrawn
+			r.f.mu.Unlock()
+			<-withdrawn
+			r.k.giveBack(claim, r.terms.ttl)
+			r.f.mu.Lock()
+		}
+		return nil
+	}
+	w := r.first()
+	if err == nil && w.terms != r.terms {
+		return nil // the one whom it was meant for has left; next gives it back
+	}
+	var l *Lease
+	granted := err == nil
+	if granted {
+		l, err = r.f.accept(&granting{k: w.k, key: r.key, ttl: r.terms.ttl, claim: r.claim, grant: g, sent: sent})
+	}
+	r.trying, r.last = false, err
+	switch {
+	case l != nil:
+		r.claim, r.last = nil, l.held()
+		r.serve(w, l, nil)
+	case !w.terms.wait || useless(err):
+		done := r.spend()
+		if granted || errors.Is(err, ErrUncertain) {
+			w.withdrawn = done
+		}
+		r.serve(w, nil, err)
+	case granted:
+		r.spend()
+	}
+	for _, watcher := range r.watchers {
+		watcher.settle(nil, r.last)
+	}
+	r.watchers = nil
+	if l != nil || w.done {
+		return nil
+	}
+	return w
+}
+
+// serve settles the first waiter and takes it out of the line. family.mu is held.
+func (r *runner) serve(w *waiter, l *Lease, err error) {
+	w.settle(l, err)
+	r.n.waiters.Remove(w.place)
+	w.place = nil
+	r.fails, r.quick = 0, 0
+	if r.n.waiters.Len() == 0 {
+		r.end()
+	}
+}
+
+// pause waits until another attempt for w is worth it.
+func (r *runner) pause(w *waiter) {
+	r.fails++
+	w.k.observe(w.ctx, Waiting{Key: r.key, Attempt: w.tries, Waited: r.f.clk.Since(w.since), Err: r.last})
+	var held *HeldError
+	errors.As(r.last, &held)
+	waiter, ok := r.claim.(store.Waiter)
+	if !ok || held == nil || r.quick > 4 || !r.wait(w, waiter, held) {
+		r.quick = 0
+		r.sleep(r.delay(held))
+	}
+}
+
+// wait lets the claim wait, and answers false where it does not.
+func (r *runner) wait(w *waiter, c store.Waiter, held *HeldError) bool {
+	// A store that never returns from Wait still does not keep a free key.
+	ctx, cancel := context.WithTimeout(w.k.traced(context.WithoutCancel(w.ctx)), held.Holder.TTL+time.Minute)
+	defer cancel()
+	if !r.calling(cancel, true) {
+		return true
+	}
+	began := time.Now()
+	err := c.Wait(ctx, held)
+	r.calling(nil, false)
+	if time.Since(began) > time.Millisecond {
+		r.quick = 0
+	} else {
+		r.quick++
+	}
+	return err == nil || ctx.Err() != nil
+}
+
+// delay returns how long to sleep before the next attempt: longer each time, with jitter,
+// and while another holds the key not longer than its grant lasts.
+func (r *runner) delay(held *HeldError) time.Duration {
+	jitter := 0.5 + rand.Float64()
+	if held == nil {
+		return time.Duration(jitter * float64(backoff(retryMin, retryMax, r.fails)))
+	}
+	d := time.Duration(jitter * float64(backoff(pollMin, pollMax, r.fails)))
+	if ttl := held.Holder.TTL; ttl > 0 {
+		d = min(d, ttl+time.Duration(jitter*float64(2*time.Millisecond)))
+	}
+	return d
+}
+
+// backoff doubles least once per failure after the first, up to most.
+func backoff(least, most time.Duration, fails int) time.Duration {
+	return min(most, least<<min(max(fails-1, 0), 16))
+}
+
+func (r *runner) sleep(d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-r.wake:
+	case <-t.C:
+	}
+}
