@@ -142,7 +142,7 @@ func (b *batch) deliver(p *peer, replies []Reply, err error) {
 		p.tell(b.trace, "extend", e.c.key, answers[i].kind, errs[i], b.tr)
 	}
 	if errs[0] == nil || codeOf(errs[0]) != "" {
-		p.note(nil)
+		p.answered()
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()

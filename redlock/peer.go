@@ -68,6 +68,16 @@ func (p *peer) silent() error {
 	return p.why
 }
 
+// answered books an answer to anything but a vote: it ends the silence, but says nothing of
+// the node's right to vote.
+func (p *peer) answered() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.misses > 0 {
+		p.misses, p.away, p.why = 0, clock.Instant{}, nil
+	}
+}
+
 // note books the outcome of a request: a missing answer keeps the node from being asked
 // for a while, any answer ends that.
 func (p *peer) note(err error) {
@@ -337,7 +347,7 @@ func (p *peer) settle(due []debt) bool {
 		p.debts.mu.Unlock()
 	}
 	if answered {
-		p.note(nil)
+		p.answered()
 	}
 	return answered
 }

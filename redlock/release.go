@@ -152,7 +152,11 @@ func (r *releasing) send(p *peer, d debt) {
 	}
 	go func() {
 		freed, wait, err := parseRelease(p.run(d.call)[0], d.stamp)
-		p.note(err)
+		if err == nil || codeOf(err) != "" {
+			p.answered()
+		} else {
+			p.note(err)
+		}
 		p.tell(r.trace, "release", r.c.key, kindOfRelease(freed, err), err, r.sent)
 		r.deliver(p, freed, err, true)
 		if err != nil || wait > 0 {
