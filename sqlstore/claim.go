@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"time"
 
@@ -31,6 +32,7 @@ type claim struct {
 	released bool               // Release was called: nothing is taken any more
 	done     bool               // Release has succeeded
 	tried    bool               // the row may be ours
+	unsure   bool               // the answer to an earlier Release was lost
 	lost     bool               // an extension has answered that the grant is gone
 	owner    string
 	token    fence.Token   // of the last grant; zero where there was none
@@ -194,25 +196,39 @@ func (c *claim) Release(ctx context.Context) error {
 
 func (c *claim) release(ctx context.Context) (lost, err error) {
 	c.mu.Lock()
-	owner, granted, idle := c.owner, c.token != 0, c.done || !c.tried
+	owner, idle, unsure := c.owner, c.done || !c.tried, c.unsure
+	c.unsure = c.unsure || !idle
 	c.mu.Unlock()
-	if !idle {
-		err = c.s.write(ctx, func(t *tx) (err error) {
-			lost, err = t.release(c.key, owner)
-			return err
-		})
-		c.s.wake(c.key)
+	if idle {
+		return nil, nil
 	}
+	var now time.Duration
+	var r row
+	err = c.s.write(ctx, func(t *tx) (err error) {
+		now = t.now
+		r, err = t.release(c.key, owner)
+		return err
+	})
+	c.s.wake(c.key)
 	if err != nil {
 		return nil, err
 	}
-	if !granted {
-		lost = nil
-	}
 	c.mu.Lock()
-	c.done = lost == nil
-	c.mu.Unlock()
+	defer c.mu.Unlock()
+	if c.token != 0 && !(unsure && c.leftBy(r, now)) {
+		lost = r.loss(c.s.clock, owner, now)
+	}
+	c.done, c.unsure = lost == nil, false
 	return lost, nil
+}
+
+// leftBy reports whether an earlier Release whose answer was lost explains what was
+// found instead of the grant. The caller holds mu.
+func (c *claim) leftBy(r row, now time.Duration) bool {
+	if r.owner == "" && r.token == int64(c.token) {
+		return true
+	}
+	return now < c.until && !strings.HasPrefix(r.owner, brokenBy)
 }
 
 // Wait looks at the row every 5 to 50 ms, and returns at once when the key is released by

@@ -98,6 +98,8 @@ func busy(err error) bool {
 	return false
 }
 
+const lockedText = "the database is locked by another connection"
+
 // noTable reports whether err says that a table is missing.
 func noTable(err error) bool {
 	return code(err) == codeError && strings.Contains(err.Error(), "no such table")
@@ -107,7 +109,7 @@ func noTable(err error) bool {
 func classify(err error) error {
 	switch code(err) {
 	case codeBusy, codeLocked, codeProtocol, codeSchema:
-		return unavailable("the database is locked by another connection", err)
+		return unavailable(lockedText, err)
 	case codeReadonly:
 		return badDatabase("is read-only; its file and its directory must be writable", err)
 	case codeCantOpen:

@@ -1,6 +1,7 @@
 package sqlstore
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -102,6 +103,17 @@ func (r row) held(now time.Duration) *store.HeldError {
 	return &store.HeldError{Holder: r.holder(now)}
 }
 
+// loss is nil where owner holds the key, and else says who does.
+func (r row) loss(c leaseClock, owner string, now time.Duration) error {
+	switch live := r.live(c, now); {
+	case live && r.owner == owner:
+		return nil
+	case live:
+		return &store.LostError{By: r.held(now)}
+	}
+	return &store.LostError{}
+}
+
 // nextToken is larger than every token of the row, and as good as any clock where the
 // row was lost.
 func (r row) nextToken() (int64, error) {
@@ -177,29 +189,16 @@ func (t *tx) lost(key, owner string) error {
 	if err != nil {
 		return err
 	}
-	if r.owner != owner && r.live(t.s.clock, t.now) {
-		return &store.LostError{By: r.held(t.now)}
-	}
-	return &store.LostError{}
+	return cmp.Or(r.loss(t.s.clock, owner, t.now), error(&store.LostError{}))
 }
 
-// release takes key from owner and reports how: nil where owner still held it.
-func (t *tx) release(key, owner string) (lost error, err error) {
+// release takes key from owner, if it has it, and returns the row as it was before.
+func (t *tx) release(key, owner string) (row, error) {
 	r, err := readRow(t.ctx, t.conn, key)
-	if err != nil {
-		return nil, err
+	if err == nil && r.owner == owner {
+		_, err = t.conn.ExecContext(t.ctx, releaseSQL, []byte(key), owner)
 	}
-	live := r.live(t.s.clock, t.now)
-	switch {
-	case r.owner != owner && live:
-		return &store.LostError{By: r.held(t.now)}, nil
-	case r.owner != owner:
-		return &store.LostError{}, nil
-	case !live:
-		lost = &store.LostError{}
-	}
-	_, err = t.conn.ExecContext(t.ctx, releaseSQL, []byte(key), owner)
-	return lost, err
+	return r, err
 }
 
 // cutLabel cuts a label to 64 bytes of valid text.

@@ -134,7 +134,7 @@ func (s *Store) EnsureSchema(ctx context.Context) error {
 		return err
 	}
 	_, err := race(ctx, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, s.write(ctx, func(*tx) error { return nil })
+		return struct{}{}, s.ensure(ctx)
 	}, nil)
 	return err
 }

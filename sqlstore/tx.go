@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/clock"
+	"github.com/holdfast-go/holdfast/store"
 )
 
 const (
@@ -84,6 +85,7 @@ func (s *Store) write(ctx context.Context, fn func(*tx) error) error {
 
 // retry runs f while the database is busy, with random pauses that grow, until ctx ends.
 func (s *Store) retry(ctx context.Context, f func() error) error {
+	var locked error
 	for pause := minBusyPause; ; pause = min(2*pause, maxBusyPause) {
 		err := f()
 		switch {
@@ -91,16 +93,22 @@ func (s *Store) retry(ctx context.Context, f func() error) error {
 			return nil
 		case hasKind(err):
 			return err
-		case busy(err) && sleep(ctx, time.Duration(rand.Int64N(int64(pause)))):
-			continue
 		case busy(err):
-			return unavailable("the database is locked by another connection: "+context.Cause(ctx).Error(), errors.Join(ctx.Err(), err))
+			locked = err
+			if sleep(ctx, time.Duration(rand.Int64N(int64(pause)))) {
+				continue
+			}
 		case ctx.Err() == nil:
 			return classify(err)
-		case context.Cause(ctx) == errNoAnswer:
-			return unavailable(errNoAnswer.Error(), err)
 		}
-		return ctx.Err() // the caller's, and nothing has been committed
+		// The context has ended, and nothing has been committed.
+		switch end := context.Cause(ctx); {
+		case locked != nil:
+			return unavailable(lockedText+": "+end.Error(), errors.Join(ctx.Err(), locked))
+		case end == errNoAnswer:
+			return unavailable(end.Error(), err)
+		}
+		return ctx.Err()
 	}
 }
 
@@ -232,5 +240,15 @@ func (s *Store) checked(ctx context.Context) error {
 	if known {
 		return nil
 	}
-	return s.write(ctx, func(*tx) error { return nil })
+	return s.ensure(ctx)
+}
+
+// ensure checks the database, and makes its tables where they are missing.
+func (s *Store) ensure(ctx context.Context) error {
+	err := s.write(ctx, func(*tx) error { return nil })
+	var f *fault
+	if errors.As(err, &f) && f.kind == store.ErrUncertain {
+		return unavailable(f.text, f.cause) // no grant is at stake
+	}
+	return err
 }
