@@ -1,2 +1,88 @@
-// Package holdfast gives distributed leases with fencing tokens.
+// Package holdfast keeps leases on keys in a store that many processes share, and gives
+// each grant a fencing token, with which a resource can refuse a holder that is too late.
+//
+//	locks, err := holdfast.New(store, nil)
+//	err = locks.Do(ctx, "account/123", func(ctx context.Context, lease *holdfast.Lease) error {
+//		return guard.Tx(ctx, "account/123", lease.Token(), func(tx *sql.Tx) error { ... })
+//	})
+//
+// # What a lease is, and what it is not
+//
+// No lock service can promise that nobody else acts while you believe to hold a lock: you
+// may be paused right after you asked, by the garbage collector, by SIGSTOP, by the move of
+// a virtual machine, and your write may hang in the network, until long after the service
+// gave the key to another. What a service can give is a lease: the right to act on a key
+// for a while. So use needs three parts:
+//
+//  1. Acquire a lease, and with it a fencing token that is larger than every token granted
+//     before for that key.
+//  2. Keep it: a [Lease] is extended by itself, and a timer of this process ends it, at the
+//     latest when the store might give the key away.
+//  3. Guard the resource: it remembers the highest token that it has seen, and refuses
+//     smaller ones. Show it the token before the first read. This part makes the whole
+//     correct under any pause, clock or network fault; the others cannot.
+//
+// # Which store do I need?
+//
+// Where double work is a nuisance, one Redis server (package redlock with one node) and no
+// guard will do. Where the lock shall also work while servers are down, use redlock over
+// several independent nodes, mostly five. Where double work corrupts something, use any
+// store together with a guard at the resource. Package memstore is for tests and for one
+// process; package sqlstore needs no server.
+//
+// # How long should the ttl be?
+//
+// As long as others may have to wait after a holder has died, and no longer: a lease is
+// extended while it is held, so the ttl need not cover the work. It must be long against
+// the time that the store takes to answer. [Options] says the default.
+//
+// # What do the contexts mean?
+//
+// The context of Acquire bounds the wait, and nothing else. The lease lives until Release
+// or loss, and [Lease.Context] derives a context that ends with it: use that for the work.
+// Release does its own small part whatever its context says, so it can be deferred. Work
+// that ignores its context goes on after a loss; the guard is there for that.
+//
+// # How do I learn of a loss?
+//
+// [Lease.Done] is closed, every context of the lease is cancelled with the cause, and
+// [Locker.Do] adds [ErrLost] to its result, also where the work succeeded. Before that, an
+// [Observer] is told [AtRisk] when extensions fail. These are the states:
+//
+//	                 grant
+//	                   |
+//	                   v
+//	  extended  +-----------+  extension failed,   +-----------+
+//	 +--------->|   valid   |  or no answer        |  at risk  |  still valid;
+//	 |          |           |--------------------->|           |  tried again
+//	 +----------|           |<---------------------|           |  every ttl/10
+//	            +-----------+      extended        +-----------+
+//	              |   |   |                           |  |  |
+//	   Release    |   |   | Ticket                    |  |  |  the same
+//	    +---------+   |   +----------+                v  v  v
+//	    v             |              v
+//	released          |         handed over
+//	                  | validity over by the local clock; gone from the store;
+//	                  v held by another; max hold reached
+//	                lost
+//
+// The three states below are final. The validity ends at
+//
+//	instant before the request + ttl that the store granted - drift - margin
+//
+// on a clock that goes on while the machine sleeps, where the system has one. A timer of
+// each lease decides that, whatever any call to the store is doing.
+//
+// # Can one process hold a key twice?
+//
+// No. A second Acquire waits, like anyone's, in the order of the calls; TryAcquire answers
+// [ErrHeld]. In the context of a lease on the key, where waiting would be a dead-lock, both
+// answer [ErrAlreadyHeld].
+//
+// # Which errors are there?
+//
+// Every call returns an [*Error] of one line that answers [errors.Is] for its kind:
+// [ErrHeld], [ErrAlreadyHeld], [ErrLost], [ErrReleased], [ErrUncertain] (the store may have
+// acted), [ErrUnavailable], [ErrUnsupported], [ErrInvalid]. An Acquire that ran out of time
+// answers the context's error and what it waited for.
 package holdfast

@@ -358,7 +358,9 @@ func (l *Lease) endExtend(ctx context.Context, sent clock.Instant, g store.Grant
 		next = sent.Add(l.every)
 		e = Extended{Key: l.key, Token: l.token, Owner: l.owner, Validity: max(0, l.k.f.clk.Until(l.end())), Failures: l.failures}
 		l.failures, l.failure = 0, nil
-	case ctx.Err() == nil || !errors.Is(err, ctx.Err()): // not just a caller that gave up
+	case ctx.Err() != nil && errors.Is(err, ctx.Err()): // the caller gave up
+		err = kinded(err)
+	default:
 		err = kinded(err)
 		e = l.fail(err)
 	}
@@ -583,9 +585,13 @@ func (l *Lease) ticket() (string, error) {
 	l.busy = nil
 	l.mu.Unlock()
 	if err != nil {
+		if errors.Is(err, ErrLost) {
+			l.lose(err)
+		}
 		l.k.f.sched.plan(l, l.k.f.clk.Now())
 		return "", kinded(err)
 	}
 	l.k.f.vacate(l)
+	l.k.observe(context.Background(), Released{Key: l.key, Token: l.token, Owner: l.owner, Held: l.k.f.clk.Since(l.granted), Err: ErrHandedOver})
 	return text, nil
 }

@@ -118,17 +118,8 @@ func (k *Locker) acquire(ctx context.Context, key string, wait bool) (*Lease, er
 	w := &waiter{k: k, ctx: ctx, key: key, since: k.f.clk.Now(), ready: make(chan struct{}),
 		terms: terms{k.o.TTL, k.o.Label, wait}}
 	k.f.join(w)
-	select {
-	case <-w.ready:
-	case <-ctx.Done():
-		k.f.leave(w)
-	}
-	if ctx.Err() != nil {
-		return nil, k.fail("acquire", key, w.abandon())
-	}
-	if w.err != nil {
-		await(w.withdrawn)
-		return nil, k.fail("acquire", key, w.err)
+	if err := w.await(); err != nil {
+		return nil, k.fail("acquire", key, err)
 	}
 	l := w.lease
 	k.observe(ctx, Acquired{Key: key, Token: l.token, Owner: l.owner, Validity: l.Validity(), Waited: k.f.clk.Since(w.since)})
@@ -204,6 +195,9 @@ func (k *Locker) AcquireAll(ctx context.Context, keys ...string) (Leases, error)
 	for _, key := range keys {
 		l, err := k.Acquire(wait, key)
 		if err != nil {
+			if lost := got.Err(); lost != nil { // which is what ended the wait
+				err = lost
+			}
 			return nil, join(err, got.undo(ctx))
 		}
 		got = append(got, l)

@@ -2,6 +2,7 @@ package holdfast
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"time"
 
@@ -69,14 +70,15 @@ type Lost struct {
 	Err     error         // the cause, as in [Lease.Err]
 }
 
-// Released: Release was called and has ended, or MaxHold gave the key back.
+// Released: Release was called and has ended, MaxHold gave the key back, or a ticket was
+// taken.
 type Released struct {
 	Key     string
 	Token   Token
 	Owner   string
 	Held    time.Duration // from the grant to the call
 	Overrun time.Duration // how much longer than the lease; zero where it was not lost
-	Err     error         // what the store answered; nil where it confirmed
+	Err     error         // nil where the store confirmed; [ErrHandedOver] for a ticket
 }
 
 // Node: one server of the store answered, or did not.
@@ -132,7 +134,7 @@ func (s slogObserver) Observe(ctx context.Context, e Event) {
 		s.l.ErrorContext(ctx, "lease lost", "key", e.Key, "token", int64(e.Token), "held", e.Held, "overrun", e.Overrun, "err", e.Err)
 	case Released:
 		level := slog.LevelInfo
-		if e.Err != nil {
+		if e.Err != nil && !errors.Is(e.Err, ErrHandedOver) {
 			level = slog.LevelWarn
 		}
 		s.l.Log(ctx, level, "lease released", "key", e.Key, "token", int64(e.Token), "held", e.Held, "overrun", e.Overrun, "err", e.Err)

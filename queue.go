@@ -58,9 +58,35 @@ func (w *waiter) settle(l *Lease, err error) {
 	}
 }
 
+// await returns nil when the lease is there, and else what the call answers.
+func (w *waiter) await() error {
+	var limit <-chan time.Time
+	if !w.terms.wait { // a store that does not return from its one attempt
+		t := time.NewTimer(w.terms.ttl + w.terms.ttl/4)
+		defer t.Stop()
+		limit = t.C
+	}
+	hung := false
+	select {
+	case <-w.ready:
+	case <-w.ctx.Done():
+		w.k.f.leave(w)
+	case <-limit:
+		w.k.f.leave(w)
+		hung = w.lease == nil && w.err == nil
+	}
+	await(w.withdrawn)
+	switch {
+	case w.ctx.Err() != nil:
+		return w.abandon()
+	case hung:
+		return fmt.Errorf("%w: no answer within %v", ErrUncertain, w.terms.ttl)
+	}
+	return w.err
+}
+
 // abandon gives back what w was granted too late, and returns why it ended.
 func (w *waiter) abandon() error {
-	await(w.withdrawn)
 	if w.lease != nil {
 		await(w.lease.discard())
 	}
@@ -154,18 +180,16 @@ func (f *family) enter(w *waiter) {
 }
 
 // leave takes w out of its line, unless it was settled in the meantime. The last one
-// withdraws the claim, and waits for that, but not for long.
+// withdraws the claim.
 func (f *family) leave(w *waiter) {
 	f.mu.Lock()
-	var withdrawn <-chan struct{}
 	if !w.done {
 		w.done = true
 		if w.place != nil {
-			withdrawn = f.lines[w.key].remove(w)
+			w.withdrawn = f.lines[w.key].remove(w)
 		}
 	}
 	f.mu.Unlock()
-	await(withdrawn)
 }
 
 // remove takes w out of the line. family.mu is held.
