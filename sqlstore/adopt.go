@@ -2,7 +2,6 @@ package sqlstore
 
 import (
 	"context"
-	"strings"
 	"time"
 
 	"github.com/holdfast-go/holdfast/store"
@@ -24,7 +23,7 @@ func (s *Store) Ticket(any store.Claim) (string, error) {
 		return "", &store.InvalidError{Field: "claim", Rule: "must be granted and not released"}
 	}
 	return store.Ticket{
-		Store: s.ticketStore(),
+		Store: s.info.Fingerprint,
 		Key:   []byte(c.key),
 		Owner: c.owner,
 		Token: c.token,
@@ -39,25 +38,11 @@ func errNoTickets() error {
 	return &fault{kind: store.ErrUnsupported, text: "this system has no clock that all processes share and nobody can set"}
 }
 
-// ticketStore names the database in a ticket by the random id that it carries itself, so
-// that a copy of a path does not pass for it.
-func (s *Store) ticketStore() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return "sqlite:" + s.id
-}
-
 // Adopt extends the grant of a ticket. See [store.Adopter].
 func (s *Store) Adopt(ctx context.Context, ticket string) (store.Claim, store.Grant, error) {
-	c, from, err := s.parse(ticket)
+	c, err := s.parse(ticket)
 	if err != nil {
 		return nil, store.Grant{}, err
-	}
-	if err := s.EnsureSchema(ctx); err != nil {
-		return nil, store.Grant{}, err
-	}
-	if from != s.ticketStore() {
-		return nil, store.Grant{}, &store.InvalidError{Field: "ticket", Rule: "must be of this database"}
 	}
 	g, err := c.Extend(ctx)
 	if err != nil {
@@ -66,28 +51,28 @@ func (s *Store) Adopt(ctx context.Context, ticket string) (store.Claim, store.Gr
 	return c, g, nil
 }
 
-// parse reads a ticket without I/O, and the name of its database.
-func (s *Store) parse(ticket string) (c *claim, from string, err error) {
+// parse reads a ticket without I/O. The owner in it is found in no other database.
+func (s *Store) parse(ticket string) (*claim, error) {
 	t, err := store.ParseTicket(ticket)
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
 	switch {
 	case s.clock.wall:
-		return nil, "", errNoTickets()
-	case !strings.HasPrefix(t.Store, "sqlite:"):
-		return nil, "", &store.InvalidError{Field: "ticket", Rule: "must be of an SQLite store"}
+		return nil, errNoTickets()
+	case t.Store != s.info.Fingerprint:
+		return nil, &store.InvalidError{Field: "ticket", Rule: "must be of this database"}
 	case t.Boot != s.clock.boot:
-		return nil, "", &fault{kind: store.ErrUnsupported, text: "the ticket is of another machine or boot"}
+		return nil, &fault{kind: store.ErrUnsupported, text: "the ticket is of another machine or boot"}
 	case t.Until <= s.clock.now():
-		return nil, "", &store.LostError{}
+		return nil, &store.LostError{}
 	case t.Token == 0:
-		return nil, "", &store.InvalidError{Field: "ticket", Rule: "lacks the token of its grant"}
+		return nil, &store.InvalidError{Field: "ticket", Rule: "lacks the token of its grant"}
 	}
 	if err := s.info.CheckTTL(t.TTL); err != nil {
-		return nil, "", err
+		return nil, err
 	}
-	c = s.Claim(string(t.Key), store.ClaimOptions{TTL: t.TTL, Label: t.Label}).(*claim)
+	c := s.Claim(string(t.Key), store.ClaimOptions{TTL: t.TTL, Label: t.Label}).(*claim)
 	c.owner, c.token, c.until, c.tried = t.Owner, t.Token, time.Duration(t.Until), true
-	return c, t.Store, nil
+	return c, nil
 }

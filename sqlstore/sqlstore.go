@@ -9,7 +9,7 @@
 //
 //	dsn, err := sqlstore.SQLiteDSN("/var/lib/app/locks.db")
 //	db, err := sql.Open("sqlite", dsn) // modernc.org/sqlite
-//	locks, err := sqlstore.New(db, sqlstore.Options{Dialect: sqlstore.SQLite, Database: "/var/lib/app/locks.db"})
+//	s, err := sqlstore.New(db, sqlstore.Options{Dialect: sqlstore.SQLite, Database: "/var/lib/app/locks.db"})
 //
 // The file must be on a local disk of the machine: SQLite's locks do not work on NFS or
 // SMB, and the processes of two machines have no clock in common. Do not delete, replace
@@ -61,9 +61,9 @@ type Options struct {
 	// Dialect must be set.
 	Dialect Dialect
 
-	// Database names the database in [store.Info]: for SQLite the path of its file.
-	// All stores of one database should be given the same, without credentials. Empty
-	// means a name that no other store has.
+	// Database must name the database, for SQLite by the path of its file: it tells the
+	// stores of one database, in whatever process, from those of another. It is made
+	// absolute, and is not opened.
 	Database string
 }
 
@@ -89,7 +89,14 @@ func New(db *sql.DB, o Options) (*Store, error) {
 		return nil, &store.InvalidError{Field: "database", Rule: "must not be nil"}
 	}
 	if o.Dialect != SQLite {
-		return nil, &store.InvalidError{Field: "dialect", Rule: "must be SQLite"}
+		return nil, &store.InvalidError{Field: "Dialect", Rule: "must be SQLite"}
+	}
+	if o.Database == "" {
+		return nil, &store.InvalidError{Field: "Database", Rule: "must name the database: the path of its file"}
+	}
+	path, err := filepath.Abs(o.Database)
+	if err != nil {
+		return nil, &store.InvalidError{Field: "Database", Value: o.Database, Rule: "cannot be made absolute: " + err.Error()}
 	}
 	clock, err := newLeaseClock()
 	if err != nil {
@@ -99,15 +106,12 @@ func New(db *sql.DB, o Options) (*Store, error) {
 	if clock.wall {
 		name = "sqlite-wallclock"
 	}
-	if o.Database == "" {
-		o.Database = randomID()
-	}
 	return &Store{
 		db:    db,
 		clock: clock,
 		info: store.Info{
 			Name:        name,
-			Fingerprint: "sqlite:" + o.Database,
+			Fingerprint: "sqlite:" + path,
 			Fencing:     store.FencingDurable,
 			MinTTL:      store.MinTTL,
 			MaxTTL:      maxTTL,

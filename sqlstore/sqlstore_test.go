@@ -2,6 +2,7 @@ package sqlstore
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -43,8 +44,23 @@ func TestSQLiteDSN(t *testing.T) {
 }
 
 func TestNewRefuses(t *testing.T) {
-	if _, err := New(nil, Options{Dialect: SQLite}); !errors.Is(err, store.ErrInvalid) {
-		t.Errorf("New without a database: %v", err)
+	db := new(sql.DB)
+	good := Options{Dialect: SQLite, Database: "locks.db"}
+	if _, err := New(db, good); err != nil {
+		t.Errorf("New: %v", err)
+	}
+	for field, test := range map[string]struct {
+		db *sql.DB
+		o  Options
+	}{
+		"database": {nil, good},
+		"Dialect":  {db, Options{Database: "locks.db"}},
+		"Database": {db, Options{Dialect: SQLite}},
+	} {
+		var invalid *store.InvalidError
+		if _, err := New(test.db, test.o); !errors.As(err, &invalid) || invalid.Field != field {
+			t.Errorf("New with a bad %s: %v", field, err)
+		}
 	}
 }
 

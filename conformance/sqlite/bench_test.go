@@ -6,34 +6,6 @@ import (
 	"time"
 )
 
-func BenchmarkAcquireRelease(b *testing.B) {
-	s, _ := open(b, lockFile(b))
-	ctx := context.Background()
-	for b.Loop() {
-		c := claim(s, "k", time.Minute)
-		if _, err := c.Try(ctx); err != nil {
-			b.Fatal(err)
-		}
-		if err := c.Release(ctx); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-func BenchmarkExtend(b *testing.B) {
-	s, _ := open(b, lockFile(b))
-	ctx := context.Background()
-	c := claim(s, "k", time.Minute)
-	if _, err := c.Try(ctx); err != nil {
-		b.Fatal(err)
-	}
-	for b.Loop() {
-		if _, err := c.Extend(ctx); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
 // BenchmarkRefused is a Try of a key that another holds.
 func BenchmarkRefused(b *testing.B) {
 	s, _ := open(b, lockFile(b))

@@ -43,7 +43,7 @@ func openFaulty(t *testing.T, path string) (*sqlstore.Store, *faults) {
 	defer db.Close()
 	f := &faults{drv: db.Driver(), dsn: name}
 	f.hook.Store(&fault{})
-	return newStore(t, sql.OpenDB(f)), f
+	return newStore(t, path, sql.OpenDB(f)), f
 }
 
 // strike lets f happen from now on.

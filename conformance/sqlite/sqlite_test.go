@@ -28,22 +28,22 @@ func dsn(t testing.TB, path string) string {
 // open opens the database at path with the recommended settings.
 func open(t testing.TB, path string) (*sqlstore.Store, *sql.DB) {
 	t.Helper()
-	return openDSN(t, dsn(t, path))
+	return openDSN(t, path, dsn(t, path))
 }
 
-func openDSN(t testing.TB, dsn string) (*sqlstore.Store, *sql.DB) {
+func openDSN(t testing.TB, path, dsn string) (*sqlstore.Store, *sql.DB) {
 	t.Helper()
 	db, err := sql.Open("sqlite", dsn)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return newStore(t, db), db
+	return newStore(t, path, db), db
 }
 
-func newStore(t testing.TB, db *sql.DB) *sqlstore.Store {
+func newStore(t testing.TB, path string, db *sql.DB) *sqlstore.Store {
 	t.Helper()
 	t.Cleanup(func() { db.Close() })
-	s, err := sqlstore.New(db, sqlstore.Options{Dialect: sqlstore.SQLite})
+	s, err := sqlstore.New(db, sqlstore.Options{Dialect: sqlstore.SQLite, Database: path})
 	if err != nil {
 		t.Fatal(err)
 	}
