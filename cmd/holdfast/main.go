@@ -1,0 +1,94 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/holdfast-go/holdfast/store"
+)
+
+// Exit codes, besides those of the command that is run. They keep out of the way of
+// what shells, timeout and env use, and never say 0 for work that was not done.
+const (
+	exitConflict  = 1   // another holds the key; --conflict-exit-code
+	exitUsage     = 64  // the command line or a URL is wrong
+	exitLost      = 75  // the lease was lost while the command ran; --lost-exit-code
+	exitFailed    = 125 // our own failure, such as a store that cannot be reached
+	exitCannotRun = 126 // CMD was found and cannot be run
+	exitNotFound  = 127 // CMD was not found
+	exitSignal    = 128 // plus the number of the signal
+)
+
+// exit ends the program with a code. err is what stderr is told; nil where it has been
+// told, or where there is nothing to tell.
+type exit struct {
+	code int
+	err  error
+}
+
+func (e *exit) Error() string {
+	if e.err == nil {
+		return fmt.Sprintf("exit code %d", e.code)
+	}
+	return e.err.Error()
+}
+
+func (e *exit) Unwrap() error { return e.err }
+
+// usage is a refusal of what the user wrote.
+func usage(format string, args ...any) error {
+	return &exit{exitUsage, fmt.Errorf(format, args...)}
+}
+
+// failure gives err the exit code that belongs to its kind.
+func failure(err error) error {
+	if errors.Is(err, store.ErrInvalid) {
+		return &exit{exitUsage, err}
+	}
+	return &exit{exitFailed, err}
+}
+
+func main() { os.Exit(run(os.Args[1:])) }
+
+// run executes the command line and returns the exit code.
+func run(args []string) int {
+	root := rootCommand()
+	root.SetArgs(args)
+	err := root.Execute()
+	if err == nil {
+		return 0
+	}
+	e, ok := errors.AsType[*exit](err)
+	if !ok { // cobra's own: a flag, a command that does not exist
+		e = &exit{exitUsage, err}
+	}
+	if e.err != nil {
+		say("%s", strings.TrimPrefix(e.err.Error(), "holdfast: "))
+	}
+	return e.code
+}
+
+// say tells people something. It goes to stderr: stdout is the command's.
+func say(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "holdfast: "+format+"\n", args...)
+}
+
+func rootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "holdfast",
+		Short:         "Distributed locks that stay correct when a lock service alone cannot",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return usage("no command given; see holdfast --help")
+		},
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+	}
+	root.AddCommand(runCommand(), versionCommand())
+	return root
+}

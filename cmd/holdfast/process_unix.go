@@ -1,0 +1,149 @@
+//go:build unix
+
+package main
+
+import (
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// ending are the signals that give up a wait; passing are of use to a running command
+// only. All that are caught are sent on to the command's process group. SIGPIPE is
+// caught as well, so that a closed stderr does not end us, and sent nowhere.
+var (
+	ending  = []os.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGABRT, unix.SIGALRM, unix.SIGUSR1, unix.SIGUSR2}
+	passing = []os.Signal{unix.SIGCONT, unix.SIGTSTP, unix.SIGWINCH}
+)
+
+// ignorePipe keeps a write to a closed stderr from ending the process. The signal is
+// caught and not ignored, since ignoring is inherited by the command.
+func ignorePipe() { signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE) }
+
+// child is a started command: the leader of a process group of its own.
+type child struct {
+	pid int
+	tty *os.File // the terminal whose foreground the group was given; nil where none
+	// valid reports whether a stopped command may go on.
+	valid func() bool
+}
+
+// start starts cmd in its own process group, in the foreground where we are. It must be
+// called by the main goroutine, and pins it: on Linux the kernel kills the command
+// when the thread that started it ends, be it by SIGKILL.
+func start(cmd *exec.Cmd, valid func() bool) (*child, error) {
+	runtime.LockOSThread()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	dieWithParent(cmd.SysProcAttr)
+	c := &child{tty: foregroundTerminal(), valid: valid}
+	if c.tty != nil {
+		cmd.SysProcAttr.Foreground = true
+		cmd.SysProcAttr.Ctty = int(c.tty.Fd())
+	}
+	if err := cmd.Start(); err != nil {
+		c.close()
+		return nil, err
+	}
+	c.pid = cmd.Process.Pid
+	if c.tty != nil {
+		// From here on we are in the background, and a write or a change of the
+		// foreground would stop us.
+		signal.Ignore(unix.SIGTTOU)
+	}
+	return c, nil
+}
+
+// foregroundTerminal opens the controlling terminal, if we are in its foreground.
+func foregroundTerminal() *os.File {
+	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
+	if err != nil {
+		return nil
+	}
+	if !inForeground(tty) {
+		tty.Close()
+		return nil
+	}
+	return tty
+}
+
+func inForeground(tty *os.File) bool {
+	group, err := unix.IoctlGetInt(int(tty.Fd()), unix.TIOCGPGRP)
+	return err == nil && group == unix.Getpgrp()
+}
+
+// setForeground gives the terminal to a process group. Where that fails the terminal is
+// gone, and there is nothing to give.
+func setForeground(tty *os.File, group int) {
+	_ = unix.IoctlSetPointerInt(int(tty.Fd()), unix.TIOCSPGRP, group)
+}
+
+// wait returns the exit code of the command, as a shell tells it, once it has ended.
+// Other members of its group may be left.
+func (c *child) wait() int {
+	for {
+		var status unix.WaitStatus
+		pid, err := unix.Wait4(waitFor(c.pid), &status, unix.WUNTRACED, nil)
+		switch {
+		case err == unix.EINTR || err == nil && pid != c.pid: // an orphan that came to us
+		case err != nil:
+			return exitFailed
+		case status.Stopped():
+			c.stopped()
+		case status.Signaled():
+			return exitSignal + int(status.Signal())
+		default:
+			return status.ExitStatus()
+		}
+	}
+}
+
+// stopped follows a command that was stopped from its terminal: we stop too, so that
+// the shell gets its terminal back. Meanwhile the lease is not extended. When we are
+// continued after its end, the command is not.
+func (c *child) stopped() {
+	if c.tty == nil {
+		return // somebody else stopped it and will continue it; the lease stays
+	}
+	setForeground(c.tty, unix.Getpgrp())
+	_ = unix.Kill(0, unix.SIGSTOP)
+	if !c.valid() {
+		return
+	}
+	if inForeground(c.tty) {
+		setForeground(c.tty, c.pid)
+	}
+	c.signal(unix.SIGCONT)
+}
+
+// signal sends s to the command and all that it started in its group.
+func (c *child) signal(s os.Signal) {
+	_ = unix.Kill(-c.pid, s.(syscall.Signal)) // fails where nobody is left
+}
+
+// terminate asks the group to end; a stopped process hears it when it continues.
+func (c *child) terminate() {
+	c.signal(unix.SIGTERM)
+	c.signal(unix.SIGCONT)
+}
+
+func (c *child) kill() { c.signal(unix.SIGKILL) }
+
+// remains reports whether members of the group are left after wait has returned.
+func (c *child) remains() bool {
+	reapOrphans()
+	return unix.Kill(-c.pid, 0) != unix.ESRCH
+}
+
+// close takes the terminal back.
+func (c *child) close() {
+	if c.tty != nil {
+		if c.pid != 0 {
+			setForeground(c.tty, unix.Getpgrp())
+		}
+		c.tty.Close()
+	}
+}

@@ -1,0 +1,13 @@
+//go:build unix && !linux
+
+package main
+
+import "syscall"
+
+// dieWithParent: there is no such thing here. A command whose holdfast is killed by
+// SIGKILL goes on, and the lease ends with its ttl.
+func dieWithParent(*syscall.SysProcAttr) {}
+
+func waitFor(pid int) int { return pid }
+
+func reapOrphans() {}

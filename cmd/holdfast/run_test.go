@@ -1,0 +1,260 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/servertest"
+)
+
+// process is a holdfast that runs in a test.
+type process struct {
+	*exec.Cmd
+	t   *testing.T
+	err output
+}
+
+// output is what a process wrote so far.
+type output struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.String()
+}
+
+func launch(t *testing.T, dir string, args ...string) *process {
+	t.Helper()
+	p := &process{Cmd: exec.Command("holdfast", args...), t: t}
+	p.Dir = dir
+	p.Stderr = &p.err
+	p.WaitDelay = 10 * time.Second
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if p.ProcessState == nil {
+			p.Process.Kill()
+			p.Wait()
+		}
+	})
+	return p
+}
+
+// code waits for the end of the process.
+func (p *process) code() int {
+	p.t.Helper()
+	err := p.Wait()
+	if _, ok := errors.AsType[*exec.ExitError](err); err != nil && !ok {
+		p.t.Fatal(err)
+	}
+	return p.ProcessState.ExitCode()
+}
+
+// eventually waits until f is true; the bound only ends a test that has failed.
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for range 3000 {
+		if f() {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatal("it never came about: " + what)
+}
+
+func exists(name string) bool {
+	_, err := os.Stat(name)
+	return err == nil
+}
+
+// A key that is deleted under a holder: the command gets TERM, then KILL, and the exit
+// code is that of a lost lease, whatever the command made of it.
+func TestLost(t *testing.T) {
+	server := servertest.Redis(t, aged)
+	for name, c := range map[string]struct {
+		script string
+		args   []string
+		code   int
+		left   string // file that the handler leaves
+	}{
+		"handled": {script: `trap "touch term; exit 0" TERM; touch started; while :; do sleep 0.02; done`, code: 75, left: "term"},
+		"deaf":    {script: `trap "" TERM; touch started; while :; do sleep 0.02; done`, code: 75},
+		"code":    {script: `touch started; while :; do sleep 0.02; done`, args: []string{"--lost-exit-code", "9"}, code: 9},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			args := append([]string{"run", "--store", "redis://" + server.Addr(), "--ttl", "2s", "--grace", "300ms"}, c.args...)
+			p := launch(t, dir, append(args, "lost-"+name, "--", "sh", "-c", c.script)...)
+			eventually(t, "the command runs", func() bool { return exists(filepath.Join(dir, "started")) })
+			if n, err := server.Do("DEL", "lost-"+name); err != nil || n != int64(1) {
+				t.Fatalf("DEL: %v, %v", n, err)
+			}
+			if code := p.code(); code != c.code {
+				t.Errorf("exit code %d, want %d", code, c.code)
+			}
+			if text := p.err.String(); !strings.Contains(text, "lease lost: gone from the store; ending sh") {
+				t.Errorf("stderr: %q", text)
+			}
+			if c.left != "" && !exists(filepath.Join(dir, c.left)) {
+				t.Error("the command did not get TERM")
+			}
+			if n, err := server.Do("EXISTS", "lost-"+name); err != nil || n != int64(0) {
+				t.Errorf("EXISTS: %v, %v; a lost key must not come back", n, err)
+			}
+		})
+	}
+}
+
+// A holder that is cut off from the store has its command killed before another holds
+// the key (hashicorp/consul#9788), also a command that does not hear TERM.
+func TestBlackHole(t *testing.T) {
+	rounds := 2
+	if soak() {
+		rounds = 20
+	}
+	for _, n := range []int{1, 5} {
+		t.Run(strconv.Itoa(n)+" nodes", func(t *testing.T) {
+			servers := servertest.RedisN(t, n, aged)
+			for range rounds {
+				blackHole(t, servers)
+			}
+		})
+	}
+}
+
+const beat = `trap "touch term" TERM; while :; do date +%s%N >>beats; sleep 0.01 || true; done`
+
+func blackHole(t *testing.T, servers []*servertest.RedisServer) {
+	dir := t.TempDir()
+	args := []string{"run", "--ttl", "2s"}
+	var proxies []*servertest.Proxy
+	for _, s := range servers {
+		p := servertest.NewProxy(t, s.Addr())
+		defer p.Close()
+		proxies = append(proxies, p)
+		args = append(args, "--store", "redis://"+p.Addr())
+	}
+	p := launch(t, dir, append(args, "hole", "--", "sh", "-c", beat)...)
+	eventually(t, "the command runs", func() bool { return exists(filepath.Join(dir, "beats")) })
+	for _, p := range proxies {
+		p.BlackHole()
+	}
+	direct := []string{"run", "--ttl", "2s"}
+	for _, u := range redisURLs(servers) {
+		direct = append(direct, "--store", u)
+	}
+	next := launch(t, dir, append(direct, "hole", "--", "sh", "-c", "date +%s%N >next")...)
+	if code := next.code(); code != 0 {
+		t.Fatalf("the next holder ends with %d: %s", code, next.err.String())
+	}
+	if code := p.code(); code != exitLost {
+		t.Errorf("exit code %d, want %d; %s", code, exitLost, p.err.String())
+	}
+	if !exists(filepath.Join(dir, "term")) {
+		t.Error("the command did not get TERM")
+	}
+	if !strings.Contains(p.err.String(), "cannot extend") || !strings.Contains(p.err.String(), "lease lost") {
+		t.Errorf("stderr: %s", p.err.String())
+	}
+	beats := numbers(t, filepath.Join(dir, "beats"))
+	began := numbers(t, filepath.Join(dir, "next"))[0]
+	last := beats[len(beats)-1]
+	if last >= began {
+		t.Errorf("the cut-off command lived %v into the next lease", time.Duration(last-began))
+	}
+	var hits int64
+	for _, p := range proxies {
+		hits += p.Counts().BlackHoled
+	}
+	if hits == 0 {
+		t.Error("the black hole swallowed nothing")
+	}
+	t.Logf("the last sign of life came %v before the next holder's first", time.Duration(began-last).Round(time.Millisecond))
+}
+
+func numbers(t *testing.T, name string) []int64 {
+	t.Helper()
+	text, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ns []int64
+	for _, f := range strings.Fields(string(text)) {
+		n, err := strconv.ParseInt(f, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ns = append(ns, n)
+	}
+	if len(ns) == 0 {
+		t.Fatalf("%s is empty", name)
+	}
+	return ns
+}
+
+// A node that may have forgotten locks: --nonblock says so and when it votes, a wait says
+// so after a second.
+func TestYoung(t *testing.T) {
+	server := servertest.Redis(t)
+	url := "redis://" + server.Addr()
+	p := launch(t, t.TempDir(), "run", "--store", url, "-n", "k", "--", "true")
+	if code := p.code(); code != exitFailed {
+		t.Errorf("exit code %d, want %d", code, exitFailed)
+	}
+	if text := p.err.String(); !strings.Contains(text, server.Addr()) || !strings.Contains(text, "votes in") || strings.Count(text, "\n") != 1 {
+		t.Errorf("stderr: %q", text)
+	}
+	p = launch(t, t.TempDir(), "run", "--store", url, "-w", "2500ms", "k", "--", "true")
+	if code := p.code(); code != exitFailed {
+		t.Errorf("exit code %d, want %d", code, exitFailed)
+	}
+	if text := p.err.String(); strings.Count(text, "waiting for \"k\"") != 1 {
+		t.Errorf("the wait is told more or less than once: %q", text)
+	}
+	p = launch(t, t.TempDir(), "run", "--store", url+"?trust-restarts=1", "-n", "k2", "--", "true")
+	code := p.code() // the deployment's record may say otherwise; then it says so
+	t.Logf("with trust-restarts: %d %s", code, p.err.String())
+}
+
+// Servers that are away are named, each with its fault; their password is not.
+func TestAway(t *testing.T) {
+	servers := servertest.RedisN(t, 5, aged, servertest.Config("requirepass", "hunter2"), servertest.As("", "hunter2"))
+	args := []string{"run", "-n"}
+	for _, s := range servers {
+		args = append(args, "--store", "redis://:hunter2@"+s.Addr())
+	}
+	for _, s := range servers[:3] {
+		s.Kill()
+	}
+	p := launch(t, t.TempDir(), append(args, "k", "--", "true")...)
+	if code := p.code(); code != exitFailed {
+		t.Errorf("exit code %d, want %d", code, exitFailed)
+	}
+	text := p.err.String()
+	for _, s := range servers[:3] {
+		if !strings.Contains(text, s.Addr()+": ") {
+			t.Errorf("stderr does not name %s: %q", s.Addr(), text)
+		}
+	}
+	if strings.Contains(text, "hunter2") || strings.Count(text, "\n") != 1 {
+		t.Errorf("stderr: %q", text)
+	}
+}

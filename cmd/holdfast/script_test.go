@@ -1,0 +1,71 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){
+		"holdfast": main,
+		"showargs": showArgs,
+		"incr":     increment,
+	})
+}
+
+// TestScripts runs testdata/script. Each script has a SQLite store of its own, which
+// HOLDFAST_STORE names.
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir: "testdata/script",
+		Setup: func(env *testscript.Env) error {
+			env.Setenv("HOLDFAST_STORE", "sqlite:"+env.WorkDir+"/locks.db")
+			return nil
+		},
+		RequireExplicitExec: true,
+		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
+			"code": code,
+			"file": waitForFile,
+		},
+	})
+}
+
+// code CODE program args...: the program ends with this exit code.
+func code(ts *testscript.TestScript, _ bool, args []string) {
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	err = ts.Exec(args[1], args[2:]...)
+	got := 0
+	if e, ok := errors.AsType[*exec.ExitError](err); ok {
+		got = e.ExitCode()
+	} else {
+		ts.Check(err)
+	}
+	if got != want {
+		ts.Fatalf("exit code %d, want %d", got, want)
+	}
+}
+
+// file NAME: waits until the file exists.
+func waitForFile(ts *testscript.TestScript, _ bool, args []string) {
+	for range 1000 {
+		if _, err := os.Stat(ts.MkAbs(args[0])); err == nil {
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	ts.Fatalf("%s does not appear", args[0])
+}
+
+func showArgs() {
+	for i, a := range os.Args[1:] {
+		fmt.Printf("%d %q\n", i, a)
+	}
+}

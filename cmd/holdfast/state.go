@@ -1,0 +1,47 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"os/user"
+	"path/filepath"
+	"runtime"
+)
+
+// defaultPath is the file of the store where neither a flag nor the environment names
+// one: in the state folder of the user, so that all of the user's processes on this
+// machine share it.
+//
+// It must not depend on how a process was started, since cron and a shell that used
+// different files would not exclude each other. So root always has the machine's
+// folder, whatever HOME is (sudo may keep the caller's), and where HOME is unset the user
+// database tells it.
+func defaultPath() (string, error) {
+	dir, err := stateDir()
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(dir, "holdfast", "locks.db"), nil
+}
+
+func stateDir() (string, error) {
+	if dir := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(dir) { // a relative one is to be ignored, says XDG
+		return dir, nil
+	}
+	if runtime.GOOS == "windows" {
+		return os.UserCacheDir() // %LocalAppData%
+	}
+	if os.Geteuid() == 0 {
+		return "/var/lib", nil
+	}
+	home := os.Getenv("HOME")
+	if home == "" {
+		if u, err := user.Current(); err == nil {
+			home = u.HomeDir
+		}
+	}
+	if !filepath.IsAbs(home) {
+		return "", errors.New("there is no folder for the default store: set HOLDFAST_STORE (or HOME, or XDG_STATE_HOME), or give --store")
+	}
+	return filepath.Join(home, ".local", "state"), nil
+}
