@@ -302,6 +302,8 @@ type link struct {
 
 	mu     sync.Mutex
 	server net.Conn // nil before the first request, and after the server hung up
+	dialed bool     // the server side was open before
+	again  bool     // the server has hung up, and the client was kept
 	gone   bool     // the client has hung up
 
 	asked   atomic.Bool // the last chunk that passed was a request
@@ -375,7 +377,7 @@ func (l *link) readServer(s net.Conn) {
 	l.mu.Lock()
 	keep := l.p.keep && !l.gone && !l.asked.Load()
 	if keep {
-		l.server = nil
+		l.server, l.again = nil, true
 		s.Close()
 	}
 	l.mu.Unlock()
@@ -464,7 +466,10 @@ func (l *link) dial() (net.Conn, error) {
 		return nil, net.ErrClosed
 	default:
 	}
-	l.server = s
+	if l.dialed {
+		l.p.redialed.Add(1)
+	}
+	l.server, l.dialed = s, true
 	l.p.wg.Go(func() { l.readServer(s) })
 	return s, nil
 }
