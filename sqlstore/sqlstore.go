@@ -147,7 +147,8 @@ func (s *Store) EnsureSchema(ctx context.Context) error {
 // modernc.org/sqlite: WAL, every commit synced, transactions that lock when they begin. The
 // path is made absolute and may hold any character but NUL.
 //
-// Its busy timeout is short, since the store tries again by itself.
+// Its busy timeout is short, since the store tries again by itself, at random times: SQLite
+// alone favours some processes over others by a factor of twenty.
 func SQLiteDSN(path string) (string, error) {
 	if path == "" || strings.IndexByte(path, 0) >= 0 {
 		return "", &store.InvalidError{Field: "path", Value: path, Rule: "must be the name of a file, without NUL"}
@@ -157,7 +158,7 @@ func SQLiteDSN(path string) (string, error) {
 		return "", &store.InvalidError{Field: "path", Value: path, Rule: "cannot be made absolute: " + err.Error()}
 	}
 	return "file:" + escapePath(filepath.ToSlash(abs)) +
-		"?_pragma=busy_timeout(50)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate", nil
+		"?_pragma=busy_timeout(10)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate", nil
 }
 
 // escapePath escapes what has a meaning in an SQLite URI. A path that does not begin with

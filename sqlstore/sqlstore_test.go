@@ -15,7 +15,7 @@ import (
 )
 
 func TestSQLiteDSN(t *testing.T) {
-	const settings = "?_pragma=busy_timeout(50)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate"
+	const settings = "?_pragma=busy_timeout(10)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate"
 	for path, want := range map[string]string{
 		"/var/lib/locks.db":  "file:/var/lib/locks.db",
 		"/a b/c?d#e%20&f=g":  "file:/a%20b/c%3Fd%23e%2520%26f%3Dg",

@@ -22,9 +22,10 @@ type faults struct {
 	hits atomic.Int32
 }
 
-// fault happens to the statements that begin with prefix.
+// fault happens to the statements that begin with prefix, or to all.
 type fault struct {
 	prefix string
+	all    bool
 	times  int32         // how often; 0 means always
 	lose   bool          // the statement is executed, and its answer is lost
 	refuse bool          // the statement is not executed, and there is an error
@@ -33,7 +34,7 @@ type fault struct {
 
 var errFault = errors.New("the connection broke")
 
-func openFaulty(t *testing.T, path string) (*sqlstore.Store, *faults) {
+func openFaulty(t testing.TB, path string) (*sqlstore.Store, *faults) {
 	t.Helper()
 	name := dsn(t, path)
 	db, err := sql.Open("sqlite", name)
@@ -55,11 +56,17 @@ func (f *faults) strike(x fault) {
 // heal ends the fault, and reports how often it has struck. None is a failure of the test.
 func (f *faults) heal(t *testing.T) {
 	t.Helper()
-	f.hook.Store(&fault{})
+	f.Heal()
 	if f.hits.Load() == 0 {
 		t.Error("the fault never struck")
 	}
 }
+
+// As a [storetest.Link], faults lose what goes to the database, or the answers to its commits.
+func (f *faults) LoseRequests() { f.hook.Store(&fault{all: true, refuse: true}) }
+func (f *faults) LoseReplies()  { f.hook.Store(&fault{prefix: "COMMIT", lose: true}) }
+func (f *faults) Heal()         { f.hook.Store(&fault{}) }
+func (f *faults) Hits() int     { return int(f.hits.Load()) }
 
 func (f *faults) Driver() driver.Driver { return f.drv }
 
@@ -84,12 +91,28 @@ type faultyConn struct {
 	f *faults
 }
 
-func (c *faultyConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
-	x := c.f.hook.Load()
-	if x.prefix == "" || !strings.HasPrefix(query, x.prefix) {
-		return c.conn.ExecContext(ctx, query, args)
+// strikes answers the fault that happens to query, and counts it.
+func (f *faults) strikes(query string) *fault {
+	x := f.hook.Load()
+	if !x.all && (x.prefix == "" || !strings.HasPrefix(query, x.prefix)) {
+		return nil
 	}
-	if n := c.f.hits.Add(1); x.times > 0 && n > x.times {
+	if n := f.hits.Add(1); x.times > 0 && n > x.times {
+		return nil
+	}
+	return x
+}
+
+func (c *faultyConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
+	if x := c.f.strikes(query); x != nil && x.refuse {
+		return nil, errFault
+	}
+	return c.conn.QueryContext(ctx, query, args)
+}
+
+func (c *faultyConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
+	x := c.f.strikes(query)
+	if x == nil {
 		return c.conn.ExecContext(ctx, query, args)
 	}
 	if x.refuse {

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -318,7 +319,7 @@ func childHold(args []string) error {
 	}
 	defer db.Close()
 	for {
-		c := s.Claim("counter", store.ClaimOptions{TTL: 3 * store.MinTTL, Wait: true})
+		c := s.Claim("counter", store.ClaimOptions{TTL: 3 * store.MinTTL, Wait: true, Label: strconv.Itoa(os.Getpid())})
 		g, err := acquire(context.Background(), c)
 		if err != nil {
 			return err
@@ -341,29 +342,29 @@ func TestKilledHolders(t *testing.T) {
 	const holders = 3
 	kills := soak(5, 100) // of each
 	path := lockFile(t)
+	s, db := open(t, path)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
 	done := make(chan struct{})
+	var died atomic.Int32 // while they held
 	var wg sync.WaitGroup
 	for i := range holders {
 		wg.Go(func() {
-			for range kills {
-				p := child(t, "hold", path, strconv.Itoa(i))
-				time.Sleep(time.Duration(50+rand.IntN(150)) * time.Millisecond)
-				if err := p.cmd.Process.Kill(); err != nil {
-					t.Errorf("a holder ended by itself: %s", p.out.String())
+			for n := 0; n < kills || died.Load() == 0 && ctx.Err() == nil; n++ {
+				if killHolder(t, s, path, strconv.Itoa(i)) {
+					died.Add(1)
 				}
-				p.cmd.Wait()
 			}
 		})
 	}
 	go func() { wg.Wait(); close(done) }()
-	s, db := open(t, path)
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-	defer cancel()
 	for going := true; going; {
 		c := s.Claim("counter", store.ClaimOptions{TTL: time.Minute, Wait: true})
 		g, err := acquire(ctx, c)
 		if err != nil {
-			t.Fatal(err)
+			t.Errorf("acquire: %v", err)
+			<-done
+			break
 		}
 		if err := increment(path+".test", g); err != nil {
 			t.Error(err)
@@ -380,7 +381,23 @@ func TestKilledHolders(t *testing.T) {
 	if got := query[string](t, db, `PRAGMA integrity_check`); got != "ok" {
 		t.Errorf("integrity_check = %q", got)
 	}
+	t.Logf("%d of %d kills while the lock was held", died.Load(), holders*kills)
+	if died.Load() == 0 {
+		t.Error("no holder was killed while it held")
+	}
 	checkTokens(t, path, holders+1)
+}
+
+// killHolder starts a holder, kills it after a random time, and reports whether it held then.
+func killHolder(t *testing.T, s *sqlstore.Store, path, name string) bool {
+	p := child(t, "hold", path, name)
+	time.Sleep(time.Duration(50+rand.IntN(150)) * time.Millisecond)
+	if err := p.cmd.Process.Kill(); err != nil {
+		t.Errorf("a holder ended by itself: %s", p.out.String())
+	}
+	p.cmd.Wait()
+	h, err := s.Inspect(context.Background(), "counter")
+	return err == nil && h.Label == strconv.Itoa(p.cmd.Process.Pid)
 }
 
 // checkTokens complains where a log of tokens falls, or two logs share one.

@@ -1,6 +1,7 @@
 package sqlite
 
 import (
+	"context"
 	"testing"
 
 	"github.com/holdfast-go/holdfast/store"
@@ -9,10 +10,19 @@ import (
 
 func harness(t testing.TB) storetest.Harness {
 	path := lockFile(t)
-	return storetest.Harness{Open: func() store.Store {
-		s, _ := open(t, path)
-		return s
-	}}
+	return storetest.Harness{
+		Open: func() store.Store {
+			s, _ := open(t, path)
+			return s
+		},
+		OpenFaulty: func() (store.Store, storetest.Link) {
+			s, link := openFaulty(t, path)
+			if err := s.EnsureSchema(context.Background()); err != nil {
+				t.Fatal(err)
+			}
+			return s, link
+		},
+	}
 }
 
 func TestStore(t *testing.T) { storetest.Run(t, storetest.Config{New: harness}) }
