@@ -180,8 +180,8 @@ func eventually(d time.Duration, f func() error) error {
 	}
 }
 
-// field finds the value of a "name:value" line, the form of INFO and CLUSTER INFO.
-func field(info, name string) string {
+// InfoField finds the value of a "name:value" line, the form of INFO and CLUSTER INFO.
+func InfoField(info, name string) string {
 	for line := range strings.Lines(info) {
 		if v, ok := strings.CutPrefix(line, name+":"); ok {
 			return strings.TrimSpace(v)

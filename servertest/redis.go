@@ -241,7 +241,7 @@ func (s *RedisServer) waitUp(p *Process) error {
 		}
 		info, err := s.Do("INFO", "server")
 		// Another server may have the port.
-		if str, _ := info.(string); err == nil && field(str, "process_id") != strconv.Itoa(p.PID()) {
+		if str, _ := info.(string); err == nil && InfoField(str, "process_id") != strconv.Itoa(p.PID()) {
 			return errors.New("address in use by another server")
 		}
 		if e := ReplyError(""); errors.As(err, &e) && strings.HasPrefix(string(e), "NOPERM") {
@@ -385,7 +385,7 @@ func (s *RedisServer) Info(section, name string) string {
 func (s *RedisServer) info(section, name string) (string, error) {
 	v, err := s.Do("INFO", section)
 	str, _ := v.(string)
-	return field(str, name), err
+	return InfoField(str, name), err
 }
 
 // WaitLinked waits until a replica has an intact link to its primary and all its data.

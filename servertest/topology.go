@@ -33,8 +33,8 @@ func RedisCluster(t testing.TB, masters int, opts ...RedisOption) []*RedisServer
 				return err
 			}
 			info := v.(string)
-			if field(info, "cluster_state") != "ok" || field(info, "cluster_slots_assigned") != strconv.Itoa(slots) ||
-				field(info, "cluster_known_nodes") != strconv.Itoa(masters) {
+			if InfoField(info, "cluster_state") != "ok" || InfoField(info, "cluster_slots_assigned") != strconv.Itoa(slots) ||
+				InfoField(info, "cluster_known_nodes") != strconv.Itoa(masters) {
 				return fmt.Errorf("incomplete: %s", info)
 			}
 			return nil

@@ -1,6 +1,7 @@
 package goredisnode
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -197,11 +198,18 @@ func send(ctx context.Context, client redis.Cmdable, command string, calls []red
 		}
 		cmds[j] = pipe.Do(ctx, args...)
 	}
-	_, _ = pipe.Exec(ctx) // the first of the commands' errors
+	_, err := pipe.Exec(ctx) // the first of the commands' errors, or that of connecting
 	for j, i := range indices {
+		// A command with neither was never answered: where connecting fails by an answer of
+		// the server, such as a wrong password, go-redis does not tell the commands.
+		if cmds[j].Err() == nil && cmds[j].Val() == nil {
+			cmds[j].SetErr(cmp.Or(err, errNoReply))
+		}
 		replies[i].Value, replies[i].Err = answer(cmds[j])
 	}
 }
+
+var errNoReply = errors.New("go-redis gave no reply and no error")
 
 func pinned(ctx context.Context, client *redis.Client, fn func(do func(...string) (any, error)) error) error {
 	conn := client.Conn()

@@ -198,7 +198,10 @@ func plain(m *rueidis.RedisMessage) any {
 	if err := m.Error(); err != nil {
 		return serverError(err)
 	}
-	v, _ := m.ToString()
+	v, _ := m.ToString() // a verbatim string, such as INFO's, or a big number
+	if len(v) > 3 && v[3] == ':' {
+		v = v[4:] // after the format
+	}
 	return v
 }
 
@@ -281,11 +284,11 @@ func refused(err error) bool {
 
 // listen delivers over one connection until that breaks or ctx is done.
 func (n *node) listen(ctx context.Context, channel string, deliver func(string), up func()) (confirmed bool, err error) {
-	conn, free, err := n.dedicate(ctx)
+	conn, _, err := n.dedicate(ctx)
 	if err != nil {
 		return false, err
 	}
-	defer func() { go free() }() // may wait for a server that hangs
+	defer func() { go conn.Close() }() // may wait for a server that hangs
 	var mu sync.Mutex
 	over := false // nothing is delivered after Subscribe has returned
 	defer func() {
