@@ -119,20 +119,32 @@ func (s *scheduler) pass() {
 		s.mu.Unlock()
 		return
 	}
+	late := s.awake()
 	now := s.f.clk.Now()
 	for _, b := range s.take(now) {
 		go s.extend(b)
 	}
 	s.arm(s.wait(now))
-	var late []*Lease
-	if slept := s.f.clk.Slept(s.watched); slept-s.slept > time.Millisecond {
-		s.slept = slept
-		late = append(late, s.leases...)
-	}
 	s.mu.Unlock()
 	for _, l := range late {
 		l.rearm()
 	}
+}
+
+// awake returns the leases whose timers are late because the machine slept, and brings
+// their extensions forward by that time. s.mu is held.
+func (s *scheduler) awake() []*Lease {
+	slept := s.f.clk.Slept(s.watched)
+	nap := slept - s.slept
+	if nap < time.Millisecond {
+		return nil
+	}
+	s.slept = slept
+	for _, l := range s.leases {
+		l.due = l.due.Add(-nap)
+	}
+	heap.Init(&s.leases)
+	return append([]*Lease(nil), s.leases...)
 }
 
 // batch is a set of leases of one ttl that are extended together.
