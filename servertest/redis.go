@@ -244,6 +244,9 @@ func (s *RedisServer) waitUp(p *Process) error {
 		if str, _ := info.(string); err == nil && InfoField(str, "process_id") != strconv.Itoa(p.PID()) {
 			return errors.New("address in use by another server")
 		}
+		if err == nil {
+			_, err = s.Do("PING") // refused while it loads its data, unlike INFO
+		}
 		if e := ReplyError(""); errors.As(err, &e) && strings.HasPrefix(string(e), "NOPERM") {
 			return nil
 		}
