@@ -106,35 +106,33 @@ func (p *peer) trust(ctx context.Context) (*voteScript, error) {
 
 // admit asks a server who it is, and since when, and loads the script for it.
 func (p *peer) admit(ctx context.Context, key string) (*voteScript, bool, error) {
-	var id identity
-	var s *voteScript
-	records := func(do func(args ...string) (any, error)) error { return p.admitRecord(do, id) }
-	err := p.pinned(ctx, key, func(do func(args ...string) (any, error)) error {
-		var err error
-		if id, err = p.identify(do); err != nil {
-			return err
+	type admission struct {
+		id     identity
+		script *voteScript
+	}
+	a, err := pinned(ctx, p, key, func(do func(args ...string) (any, error)) (a admission, err error) {
+		if a.id, err = p.identify(do); err != nil || a.id.cluster {
+			return a, err
 		}
-		if id.cluster {
-			return nil
+		if err = p.admitRecord(do, a.id); err == nil {
+			a.script, err = p.loadScript(do, a.id)
 		}
-		if err := records(do); err != nil {
-			return err
-		}
-		s, err = p.loadScript(do, id)
-		return err
+		return a, err
 	})
-	if err != nil || !id.cluster {
-		return s, false, err
+	if err != nil || !a.id.cluster {
+		return a.script, false, err
 	}
 	// On a Cluster the records may live on another server than the key.
-	if err := p.pinned(ctx, recordKey, records); err != nil {
+	_, err = pinned(ctx, p, recordKey, func(do func(args ...string) (any, error)) (struct{}, error) {
+		return struct{}{}, p.admitRecord(do, a.id)
+	})
+	if err != nil {
 		return nil, true, err
 	}
-	err = p.pinned(ctx, key, func(do func(args ...string) (any, error)) error {
-		s, err = p.loadScript(do, id)
-		return err
+	script, err := pinned(ctx, p, key, func(do func(args ...string) (any, error)) (*voteScript, error) {
+		return p.loadScript(do, a.id)
 	})
-	return s, true, err
+	return script, true, err
 }
 
 // identity is what INFO says of a server.

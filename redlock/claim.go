@@ -106,6 +106,9 @@ func (c *claim) Try(ctx context.Context) (store.Grant, error) {
 	if c.invalid != nil {
 		return store.Grant{}, c.invalid
 	}
+	if g, err := c.granted(); err != nil || g.Owner != "" {
+		return g, err
+	}
 	start := c.s.clock.Now()
 	if err := c.s.contact(ctx, c.vote); err != nil {
 		return store.Grant{}, err
@@ -120,6 +123,25 @@ func (c *claim) Try(ctx context.Context) (store.Grant, error) {
 		}
 		return store.Grant{}, c.failure(d, r)
 	}
+}
+
+// granted answers a claim that is tried again after its grant: the same grant, with what is
+// left of it, or that it is lost. The grant is zero where there was none.
+func (c *claim) granted() (store.Grant, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.ended || !c.held:
+		return store.Grant{}, nil
+	case c.lost == nil && c.s.clock.Passed(c.until):
+		c.lost = &store.LostError{}
+	}
+	if c.lost != nil {
+		return store.Grant{}, c.lost
+	}
+	g := c.grantLocked(0)
+	g.TTL = (c.s.clock.Until(c.until) + store.Drift(0)) * 100 / 99 // less drift, that is c.until
+	return g, nil
 }
 
 // try runs the rounds of one attempt. It ends with a grant; with the context's error; or
@@ -260,9 +282,6 @@ func (c *claim) begin(r *round, usable []*peer) error {
 	if c.ended {
 		return store.ErrReleased
 	}
-	if c.held {
-		return &store.InvalidError{Field: "claim", Value: c.key, Rule: "is granted already; a claim is used for one acquisition"}
-	}
 	r.a = c.currentLocked()
 	r.stamp = max(c.s.wall(), c.seen+1, r.a.stamp+1)
 	r.a.stamp = r.stamp
@@ -286,10 +305,11 @@ func (r *round) deliver(p *peer, a answer, err error) {
 	if a.kind == ok {
 		r.oks++
 	}
-	if n := count(r.answers).answered; n == r.c.s.q && a.kind != noAnswer {
+	n := count(r.answers).answered
+	if n == r.c.s.q && a.kind != noAnswer {
 		close(r.quorum)
 	}
-	if settled(r.c.s.quorum(r.answers), r.oks, r.asked-r.answered) && (!off(ruleA) || r.answered == r.asked) || r.answered == r.asked {
+	if settled(r.c.s.quorum(r.answers), r.oks, n, r.asked-r.answered) && (!off(ruleA) || r.answered == r.asked) || r.answered == r.asked {
 		r.closed = true
 		close(r.done)
 	}

@@ -386,15 +386,28 @@ func parseRelease(r Reply, stamp int64) (freed bool, wait time.Duration, err err
 	return false, 0, errReply
 }
 
-// pinned runs fn on one connection, raced against a limit of its own: fn goes on alone
-// where the node's client ignores the context.
-func (p *peer) pinned(ctx context.Context, key string, fn func(do func(args ...string) (any, error)) error) error {
-	result := make(chan error, 1)
-	go func() { result <- p.node.Pinned(ctx, key, fn) }()
+// pinned runs fn on one connection of p, raced against ctx: fn goes on alone where the
+// node's client ignores the context, so what it finds comes back as its value only.
+func pinned[T any](ctx context.Context, p *peer, key string, fn func(do func(args ...string) (any, error)) (T, error)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	done := make(chan result, 1)
+	go func() {
+		var r result
+		err := p.node.Pinned(ctx, key, func(do func(args ...string) (any, error)) error {
+			r.value, r.err = fn(do)
+			return r.err
+		})
+		r.err = err
+		done <- r
+	}()
 	select {
-	case err := <-result:
-		return err
+	case r := <-done:
+		return r.value, r.err
 	case <-ctx.Done():
-		return errNoAnswer{p.s.opts.NodeTimeout}
+		var none T
+		return none, errNoAnswer{p.s.opts.NodeTimeout}
 	}
 }

@@ -37,7 +37,7 @@ type releasing struct {
 func (c *claim) Release(ctx context.Context) error {
 	c.mu.Lock()
 	c.ended = true
-	if c.attempt != nil && !c.ticketed {
+	if c.attempt != nil {
 		c.releaseLocked(ctx)
 	}
 	r := c.last
@@ -90,7 +90,10 @@ func (r *round) clean() bool {
 func (c *claim) releaseLocked(ctx context.Context) *releasing {
 	s := c.s
 	now := s.clock.Now()
-	r := &releasing{c: c, a: c.attempt, lease: c.held, lost: c.lost, sent: now, until: now.Add(c.ttl),
+	if c.held && c.lost == nil && s.clock.Passed(c.until) {
+		c.lost = &store.LostError{} // by time, whatever the nodes still have
+	}
+	r := &releasing{c: c, a: c.attempt, lease: c.held || c.ticketed, lost: c.lost, sent: now, until: now.Add(c.ttl),
 		trace: store.Trace(ctx), nodes: make([]NodeError, len(s.peers)), asked: make([]bool, len(s.peers)), done: make(chan struct{})}
 	c.last, c.held = r, false
 	if !off(ruleE) || r.lease {
