@@ -131,7 +131,7 @@ func childCount(args []string) error {
 		if err != nil {
 			return fmt.Errorf("acquire: %w", err)
 		}
-		if err := increment(path+".count", g); err != nil {
+		if err := increment(path, g); err != nil {
 			return err
 		}
 		if err := c.Release(ctx); err != nil {
@@ -143,6 +143,7 @@ func childCount(args []string) error {
 
 // increment reads, adds one and writes, which only an exclusive lock makes safe.
 func increment(path string, g store.Grant) error {
+	path += ".count"
 	text, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -350,7 +351,11 @@ func TestKilledHolders(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range holders {
 		wg.Go(func() {
-			for n := 0; n < kills || died.Load() == 0 && ctx.Err() == nil; n++ {
+			granted := func() bool {
+				_, err := os.Stat(fmt.Sprintf("%s.%d.count.tokens", path, i))
+				return err == nil
+			}
+			for n := 0; n < kills || (died.Load() == 0 || !granted()) && ctx.Err() == nil; n++ {
 				if killHolder(t, s, path, strconv.Itoa(i)) {
 					died.Add(1)
 				}
