@@ -1,0 +1,168 @@
+package holdfast
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/store"
+	"github.com/holdfast-go/holdfast/store/storetest"
+)
+
+// The whole life of a lease, as it is told.
+func TestEventsInOrder(t *testing.T) {
+	bubble(t, Options{TTL: 3 * time.Second}, func(b *bed) {
+		b.faults.Next(storetest.Try, storetest.Fail(store.ErrUnavailable))
+		l := b.acquire("k")
+		time.Sleep(1500 * time.Millisecond)
+		b.faults.Next(storetest.Extend, storetest.Fail(store.ErrUnavailable))
+		time.Sleep(time.Second)
+		b.release(l)
+		var got []string
+		for _, e := range b.events.events {
+			switch e := e.(type) {
+			case Waiting:
+				got = append(got, "waiting")
+			case Acquired:
+				got = append(got, "acquired")
+				if e.Waited < 25*time.Millisecond || e.Token != l.Token() || e.Owner != l.Owner() || e.Validity != store.Validity(3*time.Second, 0) {
+					t.Errorf("%+v", e)
+				}
+			case Extended:
+				got = append(got, "extended")
+			case AtRisk:
+				got = append(got, "at risk")
+				if e.Left <= time.Second || !errors.Is(e.Err, ErrUnavailable) {
+					t.Errorf("%+v", e)
+				}
+			case Released:
+				got = append(got, "released")
+				if e.Held < 2500*time.Millisecond || e.Overrun != 0 || e.Err != nil {
+					t.Errorf("%+v", e)
+				}
+			default:
+				t.Errorf("%+v", e)
+			}
+		}
+		if s := strings.Join(got, " "); s != "waiting acquired extended at risk extended released" {
+			t.Error(s)
+		}
+	})
+}
+
+// Events of nodes reach the Observer from every call, and the caller's own trace as well.
+func TestNodeEvents(t *testing.T) {
+	bubble(t, Options{TTL: 3 * time.Second}, func(b *bed) {
+		tell := func(op, key string) storetest.Fault {
+			return func(ctx context.Context, call func(context.Context) error) error {
+				if f := store.Trace(ctx); f != nil {
+					f(store.NodeEvent{Node: "n1", Op: op, Key: key, Outcome: "ok"})
+				}
+				return call(ctx)
+			}
+		}
+		b.faults.Set(storetest.Try, tell("acquire", "k"))
+		b.faults.Set(storetest.Extend, tell("extend", "k"))
+		b.faults.Set(storetest.Release, tell("release", "k"))
+		mine := 0
+		ctx := store.WithTrace(b.ctx, func(store.NodeEvent) { mine++ })
+		l, err := b.locks.Acquire(ctx, "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		// One that is about no key, of a batch with leases of two Lockers and one Observer.
+		with, err := b.locks.With(Options{Label: "x"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := with.Acquire(b.ctx, "j")
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(1100 * time.Millisecond)
+		b.faults.Set(storetest.Extend, tell("admit", ""))
+		time.Sleep(time.Second)
+		b.release(m)
+		b.release(l)
+		ops := map[string]int{}
+		for _, e := range told[Node](b.events) {
+			ops[e.Op]++
+		}
+		if ops["acquire"] != 2 || ops["extend"] != 1 || ops["admit"] != 1 || ops["release"] != 2 || mine != 1 {
+			t.Errorf("told %v, the caller %d", ops, mine)
+		}
+	})
+}
+
+func TestSlogObserver(t *testing.T) {
+	var out bytes.Buffer
+	handler := slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug})
+	bubble(t, Options{TTL: 3 * time.Second, Observer: SlogObserver(slog.New(handler))}, func(b *bed) {
+		b.faults.Next(storetest.Try, storetest.Fail(store.ErrUnavailable))
+		l := b.acquire("k")
+		time.Sleep(1500 * time.Millisecond)
+		b.release(l)
+		l = b.acquire("j")
+		b.faults.Set(storetest.Extend, storetest.Fail(store.ErrUnavailable))
+		<-l.Done()
+		_ = l.Release(b.ctx)
+		b.locks.observe(b.ctx, Node{store.NodeEvent{Node: "n1", Outcome: "busy"}})
+		for _, line := range []string{
+			`level=DEBUG msg="waiting for lease" key=k attempt=1`,
+			`level=INFO msg="lease acquired" key=k token=`,
+			`level=DEBUG msg="lease extended" key=k token=`,
+			`level=INFO msg="lease released" key=k token=`,
+			`level=WARN msg="lease at risk" key=j token=`,
+			`level=ERROR msg="lease lost" key=j token=`,
+			`level=DEBUG msg="node answered" node=n1`,
+		} {
+			if !strings.Contains(out.String(), line) {
+				t.Errorf("no line %s", line)
+			}
+		}
+		if strings.Contains(out.String(), l.Owner()) {
+			t.Error("an owner is written")
+		}
+	})
+}
+
+// An Observer may call back: no lock is held.
+func TestObserverMayCallBack(t *testing.T) {
+	o := &caller{}
+	bubble(t, Options{TTL: time.Second, Observer: o}, func(b *bed) {
+		o.call = func() {
+			if l := o.lease; l != nil {
+				_ = l.Err()
+				_ = l.Validity()
+				_ = l.Context(context.Background())
+				_, _ = b.locks.TryAcquire(b.ctx, "k")
+			}
+		}
+		b.faults.Next(storetest.Try, storetest.Fail(store.ErrUnavailable))
+		o.lease = b.acquire("k")
+		b.faults.Set(storetest.Extend, storetest.Fail(store.ErrUnavailable))
+		<-o.lease.Done()
+		_ = o.lease.Release(b.ctx)
+		if o.calls < 5 {
+			t.Errorf("%d calls", o.calls)
+		}
+		o.lease = nil
+	})
+}
+
+type caller struct {
+	lease *Lease
+	call  func()
+	calls int
+}
+
+func (c *caller) Observe(context.Context, Event) {
+	c.calls++
+	if c.call != nil {
+		c.call()
+	}
+}
