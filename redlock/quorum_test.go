@@ -227,11 +227,15 @@ func TestNextSeen(t *testing.T) {
 
 func TestSettled(t *testing.T) {
 	for _, c := range []struct {
-		q, oks, pending int
-		want            bool
-	}{{3, 3, 2, true}, {3, 2, 3, false}, {3, 0, 3, false}, {3, 0, 2, true}, {3, 2, 0, true}, {1, 0, 1, false}, {1, 1, 0, true}} {
-		if got := settled(c.q, c.oks, c.pending); got != c.want {
-			t.Errorf("settled(%d, %d, %d) = %v", c.q, c.oks, c.pending, got)
+		q, oks, answered, pending int
+		want                      bool
+	}{
+		{3, 3, 3, 2, true}, {3, 2, 2, 3, false}, {3, 0, 2, 3, false}, {3, 0, 3, 2, true}, {3, 2, 5, 0, true},
+		{3, 0, 1, 2, false}, {3, 0, 2, 2, false}, {3, 0, 0, 2, true}, {3, 1, 1, 1, true},
+		{1, 0, 0, 1, false}, {1, 1, 1, 0, true}, {1, 0, 1, 0, true},
+	} {
+		if got := settled(c.q, c.oks, c.answered, c.pending); got != c.want {
+			t.Errorf("settled(%d, %d, %d, %d) = %v", c.q, c.oks, c.answered, c.pending, got)
 		}
 	}
 }
