@@ -175,12 +175,17 @@ func (p *peer) identify(do func(args ...string) (any, error)) (identity, error) 
 	}
 	id.uptime = time.Duration(seconds) * time.Second
 	if info["role"] != "master" {
-		replica := refuse(p.name, "is a replica of "+info["master_host"]+":"+info["master_port"]+"; a node must be a primary")
+		of := "is a replica of " + info["master_host"] + ":" + info["master_port"]
+		if p.wasPrimary.Load() {
+			return identity{}, errors.New(of + " since a failover; a node must be a primary")
+		}
+		replica := refuse(p.name, of+"; a node must be a primary")
 		if !p.s.contacted.Load() {
 			replica = misconfigured{replica}
 		}
 		return identity{}, replica
 	}
+	p.wasPrimary.Store(true)
 	if other, taken := p.s.runIDs.LoadOrStore(id.runID, p.name); taken && other != p.name && !id.cluster {
 		return identity{}, misconfigured{refuse(p.name, fmt.Sprintf("is the same server as %v; each node must be a server of its own", other))}
 	}

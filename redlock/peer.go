@@ -20,6 +20,9 @@ type peer struct {
 
 	offset  atomic.Int64 // us that its clock is ahead of ours
 	sampled atomic.Bool
+	// wasPrimary: met as a primary, so that a replica in its place is one only until the
+	// client has followed the failover.
+	wasPrimary atomic.Bool
 	admitted
 	debts   debts
 	keeping atomic.Int32 // pipelines of KEEP that are unanswered
