@@ -335,8 +335,8 @@ func (c *claim) book(a *attempt, p *peer, stamp int64, t0 clock.Instant, ans ans
 	}
 }
 
-// await returns when the answers decide, when Q nodes have answered and as long again has
-// passed, or at the node timeout.
+// await returns when the answers decide, when Q nodes have answered and as long again (at
+// least two round trips: this one may have been quick) has passed, or at the node timeout.
 func (r *round) await(ctx context.Context) error {
 	s := r.c.s
 	limit := time.NewTimer(max(0, s.opts.NodeTimeout-s.clock.Since(r.t0)))
@@ -348,7 +348,8 @@ func (r *round) await(ctx context.Context) error {
 			return nil
 		case <-quorum:
 			quorum = nil
-			limit.Reset(max(0, min(s.clock.Since(r.t0), s.opts.NodeTimeout-s.clock.Since(r.t0))))
+			took := s.clock.Since(r.t0)
+			limit.Reset(max(0, min(max(took, 2*s.roundTrip()), s.opts.NodeTimeout-took)))
 		case <-limit.C:
 			r.close(errNoAnswer{s.opts.NodeTimeout})
 			return nil
