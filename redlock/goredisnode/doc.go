@@ -4,7 +4,8 @@
 // At its defaults go-redis ignores the deadline of a context and waits 3 s for a reply, four
 // times. A node of a single server or a Sentinel deployment does better without touching the
 // client's options: it asks for the reply within the context's deadline (at most twice what
-// remained), and the deadline ends the retries. go-redis never uses a connection again on which a
+// remained), the deadline ends the retries, and a server that cannot be reached is told as
+// such instead of being dialled until then. go-redis never uses a connection again on which a
 // reply did not come in time. A [redis.ClusterClient] has no such means: set its ReadTimeout or
 // ContextTimeoutEnabled.
 package goredisnode

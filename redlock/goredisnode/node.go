@@ -113,11 +113,39 @@ func (n *single) within(ctx context.Context) *redis.Client {
 }
 
 func (n *single) Run(ctx context.Context, calls ...redlock.Call) []redlock.Reply {
+	ctx, stop := n.watch(ctx)
+	defer stop()
 	return run(ctx, n.within(ctx), calls)
 }
 
 func (n *single) Pinned(ctx context.Context, _ string, fn func(do func(...string) (any, error)) error) error {
+	ctx, stop := n.watch(ctx)
+	defer stop()
 	return pinned(ctx, n.within(ctx), fn)
+}
+
+// watch is ctx, cancelled early where the server cannot be reached, with that as the cause. By
+// itself go-redis dials again and again until the deadline, and then tells nothing else. The
+// look costs a connection, and only where a quarter of the time has passed without an answer.
+func (n *single) watch(ctx context.Context) (context.Context, func()) {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return ctx, func() {}
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	look := time.AfterFunc(time.Until(deadline)/4, func() {
+		opt := n.client.Options()
+		conn, err := opt.Dialer(ctx, opt.Network, opt.Addr)
+		if err != nil {
+			cancel(err)
+			return
+		}
+		conn.Close()
+	})
+	return ctx, func() {
+		look.Stop()
+		cancel(nil)
+	}
 }
 
 func (n *single) Subscribe(ctx context.Context, channel string, deliver func(string), up func()) error {
@@ -205,7 +233,7 @@ func send(ctx context.Context, client redis.Cmdable, command string, calls []red
 		if cmds[j].Err() == nil && cmds[j].Val() == nil {
 			cmds[j].SetErr(cmp.Or(err, errNoReply))
 		}
-		replies[i].Value, replies[i].Err = answer(cmds[j])
+		replies[i].Value, replies[i].Err = answer(ctx, cmds[j])
 	}
 }
 
@@ -222,19 +250,21 @@ func pinned(ctx context.Context, client *redis.Client, fn func(do func(...string
 		for i, a := range args {
 			list[i] = a
 		}
-		return answer(conn.Do(ctx, list...))
+		return answer(ctx, conn.Do(ctx, list...))
 	})
 }
 
-func answer(cmd *redis.Cmd) (any, error) {
+func answer(ctx context.Context, cmd *redis.Cmd) (any, error) {
 	v, err := cmd.Result()
-	if errors.Is(err, redis.Nil) {
+	switch {
+	case err == nil:
+		return plain(v), nil
+	case errors.Is(err, redis.Nil):
 		return nil, nil // the server's nil is a value
+	case errors.Is(err, context.Canceled):
+		return nil, cmp.Or(context.Cause(ctx), err)
 	}
-	if err != nil {
-		return nil, serverError(err)
-	}
-	return plain(v), nil
+	return nil, serverError(err)
 }
 
 // serverError turns a reply of the server that is an error into a [redlock.ServerError].

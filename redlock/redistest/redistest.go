@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -485,6 +486,11 @@ func testGone(t *testing.T, open func(testing.TB, string) redlock.Node) {
 		if r.Err == nil || errors.As(r.Err, &e) {
 			t.Errorf("from a server that is gone: %v, %v", r.Value, r.Err)
 		}
+	}
+	// The connection that was open may end in another way; a new one is refused.
+	r = n.Run(within(t, time.Second), redlock.Call{Script: echo, Args: []string{"x"}})
+	if !errors.Is(r[0].Err, syscall.ECONNREFUSED) && runtime.GOOS != "windows" {
+		t.Errorf("error %v, want one that says that the connection was refused", r[0].Err)
 	}
 	s.Restart()
 	recovers(t, n)

@@ -42,9 +42,10 @@ type dialing struct {
 // The node's name is the address, with "/" and the number of the database where that is not
 // 0; of a Cluster the sorted addresses; of a Sentinel deployment its master's name.
 //
-// Where opt leaves them zero, Dial sets the timeout of connecting to 2 s and the interval of
-// PINGs on a quiet connection to 5 s, both in opt.Dialer. It turns off client-side caching,
-// which no lock needs.
+// Where opt leaves them zero, Dial sets Dialer.Timeout, of connecting, to 2 s, and to 5 s each
+// Dialer.KeepAlive, the interval of PINGs on a quiet connection, and ConnWriteTimeout, after
+// which a connection without an answer is closed. It turns off client-side caching, which no
+// lock needs.
 func Dial(opt rueidis.ClientOption) (*Conn, error) {
 	name := opt.Sentinel.MasterSet
 	if name == "" {
@@ -63,7 +64,7 @@ func Dial(opt rueidis.ClientOption) (*Conn, error) {
 		opt.Dialer.KeepAlive = 5 * time.Second
 	}
 	if opt.ConnWriteTimeout == 0 {
-		opt.ConnWriteTimeout = 10 * time.Second
+		opt.ConnWriteTimeout = 5 * time.Second
 	}
 	opt.DisableCache = true
 	opt.InitAddress = slices.Clone(opt.InitAddress)
