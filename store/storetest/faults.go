@@ -171,11 +171,29 @@ func (f *Faults) do(ctx context.Context, op Op, call func(context.Context) error
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	var answer error
-	if err := fault(ctx, func(ctx context.Context) error { answer = call(ctx); return answer }); err != nil {
+	var last error
+	if err := fault(ctx, func(ctx context.Context) error {
+		err := call(ctx)
+		last = err
+		return err
+	}); err != nil {
 		return err
 	}
-	return answer
+	return last
+}
+
+// answer is do for a call that answers something. What a late call answers is dropped.
+func answer[T any](f *Faults, ctx context.Context, op Op, call func(context.Context) (T, error)) (T, error) {
+	var last T
+	err := f.do(ctx, op, func(ctx context.Context) (err error) {
+		last, err = call(ctx)
+		return err
+	})
+	if err != nil {
+		var none T
+		return none, err
+	}
+	return last, nil
 }
 
 // NewFaults returns a store that passes everything on to s, and what lets faults happen
@@ -296,15 +314,8 @@ func (c *faultyClaim) Extend(ctx context.Context) (store.Grant, error) {
 	return c.grant(ctx, Extend, c.claim.Extend)
 }
 
-func (c *faultyClaim) grant(ctx context.Context, op Op, call func(context.Context) (store.Grant, error)) (g store.Grant, err error) {
-	err = c.faults.do(ctx, op, func(ctx context.Context) (err error) {
-		g, err = call(ctx)
-		return err
-	})
-	if err != nil {
-		return store.Grant{}, err
-	}
-	return g, nil
+func (c *faultyClaim) grant(ctx context.Context, op Op, call func(context.Context) (store.Grant, error)) (store.Grant, error) {
+	return answer(c.faults, ctx, op, call)
 }
 
 func (c *faultyClaim) Release(ctx context.Context) error {
@@ -320,10 +331,8 @@ func (s faultyBatch) ExtendMany(ctx context.Context, claims []store.Claim) []sto
 	for i, c := range claims {
 		beneath[i] = unwrap(c)
 	}
-	var results []store.Result
-	err := s.faults.do(ctx, Extend, func(ctx context.Context) error {
-		results = s.batch.ExtendMany(ctx, beneath)
-		return nil
+	results, err := answer(s.faults, ctx, Extend, func(ctx context.Context) ([]store.Result, error) {
+		return s.batch.ExtendMany(ctx, beneath), nil
 	})
 	if err != nil {
 		results = make([]store.Result, len(claims))
@@ -336,41 +345,38 @@ func (s faultyBatch) ExtendMany(ctx context.Context, claims []store.Claim) []sto
 
 func (s faultyAdopter) Ticket(c store.Claim) (string, error) { return s.adopter.Ticket(unwrap(c)) }
 
-func (s faultyAdopter) Adopt(ctx context.Context, ticket string) (c store.Claim, g store.Grant, err error) {
-	err = s.faults.do(ctx, Adopt, func(ctx context.Context) (err error) {
-		c, g, err = s.adopter.Adopt(ctx, ticket)
-		return err
+func (s faultyAdopter) Adopt(ctx context.Context, ticket string) (store.Claim, store.Grant, error) {
+	type adopted struct {
+		claim store.Claim
+		grant store.Grant
+	}
+	a, err := answer(s.faults, ctx, Adopt, func(ctx context.Context) (adopted, error) {
+		c, g, err := s.adopter.Adopt(ctx, ticket)
+		return adopted{c, g}, err
 	})
 	if err != nil {
 		return nil, store.Grant{}, err
 	}
-	return s.faults.wrap(c), g, nil
+	return s.faults.wrap(a.claim), a.grant, nil
 }
 
-func (s faultyInspector) Inspect(ctx context.Context, key string) (h store.Holder, err error) {
-	err = s.faults.do(ctx, Inspect, func(ctx context.Context) (err error) {
-		h, err = s.inspector.Inspect(ctx, key)
-		return err
+func (s faultyInspector) Inspect(ctx context.Context, key string) (store.Holder, error) {
+	return answer(s.faults, ctx, Inspect, func(ctx context.Context) (store.Holder, error) {
+		return s.inspector.Inspect(ctx, key)
 	})
-	if err != nil {
-		return store.Holder{}, err
-	}
-	return h, nil
 }
 
 // List reads to the end before it yields, so that a fault is over by then.
 func (s faultyInspector) List(ctx context.Context, prefix string) iter.Seq2[store.Holder, error] {
 	return func(yield func(store.Holder, error) bool) {
-		var all []store.Holder
-		err := s.faults.do(ctx, Inspect, func(ctx context.Context) error {
-			all = nil
+		all, err := answer(s.faults, ctx, Inspect, func(ctx context.Context) (all []store.Holder, _ error) {
 			for h, err := range s.inspector.List(ctx, prefix) {
 				if err != nil {
-					return err
+					return nil, err
 				}
 				all = append(all, h)
 			}
-			return nil
+			return all, nil
 		})
 		if err != nil {
 			yield(store.Holder{}, err)

@@ -322,9 +322,10 @@ func (e *env) held(key, what string) *store.HeldError {
 	return held
 }
 
-// acquire does what a Locker does: try, wait, try again, until ctx is done.
+// acquire does what a Locker does: try, wait, try again, until ctx is done. It gives up
+// where Wait does not wait.
 func (e *env) acquire(ctx context.Context, c store.Claim) (store.Grant, error) {
-	for {
+	for range 10_000 {
 		g, err := c.Try(ctx)
 		e.known("Try", err)
 		var held *store.HeldError
@@ -339,6 +340,7 @@ func (e *env) acquire(ctx context.Context, c store.Claim) (store.Grant, error) {
 			return g, err
 		}
 	}
+	return store.Grant{}, errors.New("storetest: not granted in 10,000 attempts")
 }
 
 func (e *env) wait(ctx context.Context, c store.Claim, held *store.HeldError) error {

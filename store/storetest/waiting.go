@@ -131,7 +131,7 @@ func testWaitCancelled(e *env) {
 	e.release(c, "the cancelled waiter")
 	e.release(c, "the cancelled waiter, a second time")
 	e.release(holder, "the holder")
-	e.soonFree(key, "a key whose only waiter was cancelled")
+	e.free(key, "a key whose only waiter was withdrawn")
 }
 
 // A waiter that is withdrawn while another waits behind it does not hold that one up.
