@@ -67,14 +67,15 @@ func run(args []string) int {
 		e = &exit{exitUsage, err}
 	}
 	if e.err != nil {
-		say("%s", strings.TrimPrefix(e.err.Error(), "holdfast: "))
+		say("%v", e.err)
 	}
 	return e.code
 }
 
-// say tells people something. It goes to stderr: stdout is the command's.
+// say tells people something, in one line. It goes to stderr: stdout is the command's.
 func say(format string, args ...any) {
-	fmt.Fprintf(os.Stderr, "holdfast: "+format+"\n", args...)
+	text := strings.TrimPrefix(fmt.Sprintf(format, args...), "holdfast: ") // the library's errors have it too
+	fmt.Fprintln(os.Stderr, "holdfast: "+text)
 }
 
 func rootCommand() *cobra.Command {

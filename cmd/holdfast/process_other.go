@@ -37,7 +37,7 @@ func (c *child) wait() int {
 	return c.cmd.ProcessState.ExitCode()
 }
 
-func (c *child) signal(os.Signal) {}
+func (c *child) forward(os.Signal) {}
 
 func (c *child) terminate() {}
 

@@ -102,21 +102,28 @@ func (c *child) wait() int {
 }
 
 // stopped follows a command that was stopped from its terminal: we stop too, so that
-// the shell gets its terminal back. Meanwhile the lease is not extended. When we are
-// continued after its end, the command is not.
+// the shell gets its terminal back. Meanwhile the lease is not extended.
 func (c *child) stopped() {
 	if c.tty == nil {
 		return // somebody else stopped it and will continue it; the lease stays
 	}
 	setForeground(c.tty, unix.Getpgrp())
+	// This thread may run on for a moment: only SIGCONT says that the stop is over.
 	_ = unix.Kill(0, unix.SIGSTOP)
-	if !c.valid() {
-		return
+}
+
+// forward sends on a signal that we got. A stopped command goes on only while the lease
+// is valid, which it need not be when we have been stopped with it.
+func (c *child) forward(s os.Signal) {
+	if s == unix.SIGCONT {
+		if !c.valid() {
+			return
+		}
+		if c.tty != nil && inForeground(c.tty) {
+			setForeground(c.tty, c.pid)
+		}
 	}
-	if inForeground(c.tty) {
-		setForeground(c.tty, c.pid)
-	}
-	c.signal(unix.SIGCONT)
+	c.signal(s)
 }
 
 // signal sends s to the command and all that it started in its group.

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"context"
 	"crypto/tls"
 	"net"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -20,22 +22,21 @@ func openRedis(specs []storeSpec, f storeFlags) (*opened, error) {
 		return nil, err
 	}
 	var nodes []redlock.Node
-	var conns []*rueidisnode.Conn
+	var open atomic.Int64
 	var urls []string
 	for _, s := range specs {
 		conn, err := rueidisnode.Dial(s.client())
 		if err != nil {
 			return nil, err
 		}
-		conns = append(conns, conn)
-		nodes = append(nodes, conn)
+		nodes = append(nodes, &counted{conn, &open})
 		urls = append(urls, s.url(terms.MaxTTL, terms.TrustRestarts))
 	}
 	st, err := redlock.New(terms, nodes...)
 	if err != nil {
 		return nil, err
 	}
-	return &opened{st, strings.Join(urls, " "), func() { closeAll(conns) }}, nil
+	return &opened{st, strings.Join(urls, " "), func() { settle(&open) }}, nil
 }
 
 // terms joins what the flags and the URLs say about the deployment. It is one for all
@@ -79,18 +80,30 @@ func (s storeSpec) client() rueidis.ClientOption {
 	return o
 }
 
-// closeAll lets requests end that are still under way, such as releases on the slower
-// servers, and waits for no server that hangs: the process ends anyway.
-func closeAll(conns []*rueidisnode.Conn) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for _, c := range conns {
-			c.Close()
+// counted counts the pipelines that are under way.
+type counted struct {
+	*rueidisnode.Conn
+	open *atomic.Int64
+}
+
+func (c *counted) Run(ctx context.Context, calls ...redlock.Call) []redlock.Reply {
+	c.open.Add(1)
+	defer c.open.Add(-1)
+	return c.Conn.Run(ctx, calls...)
+}
+
+const settleLimit = 250 * time.Millisecond
+
+// settle waits until nothing is under way. A release returns when a quorum has answered,
+// and would else not reach the other servers before the process ends: the vote would stay
+// there until the ttl. What one answer brings about has begun well within the pause. The
+// connections end with the process.
+func settle(open *atomic.Int64) {
+	limit := time.Now().Add(settleLimit)
+	for quiet := 0; quiet < 2 && time.Now().Before(limit); quiet++ {
+		time.Sleep(time.Millisecond)
+		if open.Load() > 0 {
+			quiet = -1
 		}
-	}()
-	select {
-	case <-done:
-	case <-time.After(250 * time.Millisecond):
 	}
 }

@@ -250,7 +250,7 @@ func (f *runFlags) supervise(cmd *exec.Cmd, lease *holdfast.Lease, lost <-chan h
 	for {
 		select {
 		case s := <-signals:
-			c.signal(s)
+			c.forward(s)
 			continue
 		case l := <-lost:
 			say("%v; ending %s", l.Err, cmd.Args[0])

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -229,9 +230,67 @@ func TestYoung(t *testing.T) {
 	if text := p.err.String(); strings.Count(text, "waiting for \"k\"") != 1 {
 		t.Errorf("the wait is told more or less than once: %q", text)
 	}
-	p = launch(t, t.TempDir(), "run", "--store", url+"?trust-restarts=1", "-n", "k2", "--", "true")
-	code := p.code() // the deployment's record may say otherwise; then it says so
-	t.Logf("with trust-restarts: %d %s", code, p.err.String())
+	p = launch(t, t.TempDir(), "run", "--store", url+"?trust-restarts=1", "-n", "k", "--", "true")
+	if code := p.code(); code != 0 {
+		t.Errorf("with trust-restarts: exit code %d: %s", code, p.err.String())
+	}
+}
+
+// A signal while waiting gives up and leaves nothing on the servers: when the holder has
+// released, nobody has the key.
+func TestGiveUp(t *testing.T) {
+	servers := servertest.RedisN(t, 5, aged)
+	args := []string{"run"}
+	for _, u := range redisURLs(servers) {
+		args = append(args, "--store", u)
+	}
+	dir := t.TempDir()
+	holder := launch(t, dir, append(args, "k", "--", "sh", "-c", "touch started; while [ ! -e stop ]; do sleep 0.02; done")...)
+	eventually(t, "the holder runs", func() bool { return exists(filepath.Join(dir, "started")) })
+	waiter := launch(t, dir, append(args, "k", "--", "touch", "ran")...)
+	eventually(t, "the waiter says so", func() bool { return strings.Contains(waiter.err.String(), `waiting for "k"`) })
+	if !strings.Contains(waiter.err.String(), "held by") {
+		t.Errorf("stderr: %q", waiter.err.String())
+	}
+	if err := waiter.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	if code := waiter.code(); code != exitSignal+int(syscall.SIGINT) {
+		t.Errorf("exit code %d", code)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "stop"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code := holder.code(); code != 0 || exists(filepath.Join(dir, "ran")) {
+		t.Errorf("the holder ends with %d; the waiter ran: %v", code, exists(filepath.Join(dir, "ran")))
+	}
+	for _, s := range servers {
+		if n, err := s.Do("EXISTS", "k"); err != nil || n != int64(0) {
+			t.Errorf("%s: EXISTS %v, %v", s.Addr(), n, err)
+		}
+	}
+}
+
+// A release that fails is told, and does not make a failure of what the command did.
+func TestReleaseFails(t *testing.T) {
+	server := servertest.Redis(t, aged)
+	proxy := servertest.NewProxy(t, server.Addr())
+	dir := t.TempDir()
+	p := launch(t, dir, "run", "--store", "redis://"+proxy.Addr(), "k", "--", "sh", "-c", "touch started; while [ ! -e stop ]; do sleep 0.02; done; exit 6")
+	eventually(t, "the command runs", func() bool { return exists(filepath.Join(dir, "started")) })
+	proxy.BlackHole()
+	if err := os.WriteFile(filepath.Join(dir, "stop"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code := p.code(); code != 6 {
+		t.Errorf("exit code %d, want 6", code)
+	}
+	if text := p.err.String(); !strings.Contains(text, `release "k"`) || strings.Count(text, "\n") != 1 {
+		t.Errorf("stderr: %q", text)
+	}
+	if proxy.Counts().BlackHoled == 0 {
+		t.Error("the black hole swallowed nothing")
+	}
 }
 
 // Servers that are away are named, each with its fault; their password is not.

@@ -3,6 +3,7 @@ package main
 import (
 	"database/sql"
 	"errors"
+	"fmt"
 	"net"
 	"net/url"
 	"os"
@@ -65,7 +66,7 @@ func (f storeFlags) specs() ([]storeSpec, error) {
 			return nil, &exit{exitFailed, err}
 		}
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			return nil, &exit{exitFailed, err}
+			return nil, &exit{exitFailed, fmt.Errorf("the folder of the default store cannot be made: %w; set %s or give --store", err, storeVariable)}
 		}
 		return []storeSpec{{scheme: "sqlite", path: path}}, nil
 	}
