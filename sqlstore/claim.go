@@ -51,16 +51,25 @@ func (c *claim) begin(ctx context.Context) (context.Context, context.CancelFunc,
 	c.cancel = cancel
 	released := c.released
 	c.mu.Unlock()
-	if released {
-		cancel()
-		return nil, nil, errReleased()
+	err := errReleased()
+	if !released {
+		err = c.take(ctx)
 	}
+	if err != nil {
+		cancel()
+	}
+	return ctx, cancel, err
+}
+
+// take takes the slot. An earlier call that still runs leaves the outcome open.
+func (c *claim) take(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, callLimit, errNoAnswer)
+	defer cancel()
 	select {
 	case c.slot <- struct{}{}:
-		return ctx, cancel, nil
+		return nil
 	case <-ctx.Done():
-		cancel()
-		return nil, nil, uncertain(ctx.Err())
+		return uncertain(context.Cause(ctx))
 	}
 }
 
@@ -83,7 +92,7 @@ func (c *claim) Try(ctx context.Context) (store.Grant, error) {
 	}
 	ctx, cancel, err := c.begin(ctx)
 	if err != nil {
-		return store.Grant{}, err
+		return c.answer(store.Grant{}, err)
 	}
 	defer cancel()
 	g, err := race(ctx, c.try, func(left bool, err error) {
@@ -110,9 +119,9 @@ func (c *claim) try(ctx context.Context) (store.Grant, error) {
 		return store.Grant{}, r.held(now)
 	}
 	var passed time.Duration
-	c.mu.Lock()
-	c.tried = true
-	c.mu.Unlock()
+	if err := c.mayTake(); err != nil {
+		return store.Grant{}, err
+	}
 	err = c.s.write(ctx, func(t *tx) (err error) {
 		passed = t.sent.Sub(start)
 		r, err = t.grant(c.key, owner, c.o)
@@ -140,6 +149,17 @@ func (c *claim) attempt() (string, error) {
 	return c.owner, nil
 }
 
+// mayTake marks the row as possibly ours, unless Release was called.
+func (c *claim) mayTake() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.released {
+		return errReleased()
+	}
+	c.tried = true
+	return nil
+}
+
 // giveBack releases what was granted after the caller had left.
 func (c *claim) giveBack() {
 	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
@@ -161,7 +181,7 @@ func (c *claim) giveBack() {
 func (c *claim) Extend(ctx context.Context) (store.Grant, error) {
 	ctx, cancel, err := c.begin(ctx)
 	if err != nil {
-		return store.Grant{}, err
+		return c.answer(store.Grant{}, err)
 	}
 	defer cancel()
 	g, err := race(ctx, func(ctx context.Context) (g store.Grant, err error) {
@@ -182,10 +202,8 @@ func (c *claim) Release(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return uncertain(err)
 	}
-	select {
-	case c.slot <- struct{}{}:
-	case <-ctx.Done():
-		return uncertain(ctx.Err())
+	if err := c.take(ctx); err != nil {
+		return err
 	}
 	lost, err := race(ctx, c.release, func(bool, error) { c.end() })
 	if err != nil && !errors.Is(err, store.ErrUncertain) {

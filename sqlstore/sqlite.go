@@ -33,7 +33,8 @@ var schemaSQL = []string{
 const (
 	idSQL    = `INSERT OR IGNORE INTO holdfast_meta (name, value) VALUES ('id', ?)`
 	checkSQL = `SELECT (SELECT journal_mode FROM pragma_journal_mode), (SELECT synchronous FROM pragma_synchronous),
-		(SELECT value FROM holdfast_meta WHERE name = 'version'), (SELECT value FROM holdfast_meta WHERE name = 'id')`
+		coalesce((SELECT value FROM holdfast_meta WHERE name = 'version'), ''),
+		coalesce((SELECT value FROM holdfast_meta WHERE name = 'id'), '')`
 	settingsSQL = `SELECT (SELECT journal_mode FROM pragma_journal_mode), (SELECT synchronous FROM pragma_synchronous)`
 	fileSQL     = `SELECT file FROM pragma_database_list WHERE name = 'main'`
 

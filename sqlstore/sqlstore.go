@@ -24,8 +24,9 @@
 // tokens grow all the same.
 //
 // The fencing token of a grant is the greater one of the last token of the key + 1 and
-// the wall clock in microseconds. Rows are never deleted and every grant is synced to disk
-// before it is answered, so tokens grow for as long as the file lives.
+// the wall clock in microseconds. Every grant is synced to disk before it is answered, and
+// rows are never deleted, so tokens grow for as long as the file lives. A key that was used
+// once costs about a hundred bytes for ever.
 //
 // Every write is one short BEGIN IMMEDIATE transaction. A database that is locked by
 // another process is tried again after a short random pause, because SQLite's own busy
@@ -38,7 +39,6 @@ import (
 	"crypto/rand"
 	"database/sql"
 	"encoding/hex"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -75,11 +75,9 @@ type Store struct {
 	info  store.Info
 	clock leaseClock
 
-	mu    sync.Mutex
-	id    string            // of the database, once it has been checked
-	file  string            // path of the database; empty where it is no file of the system
-	stat  os.FileInfo       // of that file when it was first seen
-	freed map[string]*freed // of the keys that somebody waits for
+	mu       sync.Mutex
+	database database
+	freed    map[string]*freed // of the keys that somebody waits for
 }
 
 // New returns a store on db, without I/O on it. Tables are made when they are first needed,
@@ -102,6 +100,10 @@ func New(db *sql.DB, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
+	return newStore(db, path, clock), nil
+}
+
+func newStore(db *sql.DB, path string, clock leaseClock) *Store {
 	name := "sqlite"
 	if clock.wall {
 		name = "sqlite-wallclock"
@@ -117,7 +119,7 @@ func New(db *sql.DB, o Options) (*Store, error) {
 			MaxTTL:      maxTTL,
 		},
 		freed: make(map[string]*freed),
-	}, nil
+	}
 }
 
 // Info describes the store. Its Name is "sqlite", and "sqlite-wallclock" where leases

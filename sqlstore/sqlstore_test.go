@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/holdfast-go/holdfast/internal/clock"
 	"github.com/holdfast-go/holdfast/store"
 )
 
@@ -74,6 +75,32 @@ func TestSplitBoot(t *testing.T) {
 		if boot, offset := splitBoot(name); boot != want.boot || offset != want.offset {
 			t.Errorf("splitBoot(%q) = %q, %v", name, boot, offset)
 		}
+	}
+}
+
+// The processes of all time namespaces of a machine read the same clock.
+func TestLeaseClockOfATimeNamespace(t *testing.T) {
+	host := leaseClock{Clock: clock.Clock{Boot: func() time.Duration { return time.Hour }}}
+	inside := leaseClock{Clock: clock.Clock{Boot: func() time.Duration { return 3 * time.Hour }}, offset: 2 * time.Hour}
+	if host.now() != inside.now() {
+		t.Errorf("the host reads %v, a time namespace %v", host.now(), inside.now())
+	}
+}
+
+// Where leases depend on the wall clock, Info says so, and there are no tickets.
+func TestWallClock(t *testing.T) {
+	s := newStore(new(sql.DB), "locks.db", leaseClock{boot: wallBoot, wall: true})
+	if name := s.Info().Name; name != "sqlite-wallclock" {
+		t.Errorf("Info.Name = %q", name)
+	}
+	c := s.Claim("k", store.ClaimOptions{TTL: time.Minute}).(*claim)
+	c.token = 1
+	if _, err := s.Ticket(c); !errors.Is(err, store.ErrUnsupported) {
+		t.Errorf("Ticket: %v, want ErrUnsupported", err)
+	}
+	ticket := store.Ticket{Store: s.Info().Fingerprint, Key: []byte("k"), Owner: "o", Token: 1, TTL: time.Minute, Boot: wallBoot, Until: 1}
+	if _, _, err := s.Adopt(t.Context(), ticket.String()); !errors.Is(err, store.ErrUnsupported) {
+		t.Errorf("Adopt: %v, want ErrUnsupported", err)
 	}
 }
 

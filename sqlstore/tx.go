@@ -73,7 +73,14 @@ type tx struct {
 	// been granted.
 	sent clock.Instant
 	now  time.Duration
-	id   string // of the database
+	database
+}
+
+// database is what a store knows of its database once a transaction has been committed.
+type database struct {
+	id   string      // in the database
+	file string      // its path
+	stat os.FileInfo // of that file; nil where the system has none of that name
 }
 
 // write runs fn in a transaction, and runs the whole anew while the database is busy,
@@ -146,14 +153,15 @@ func (s *Store) writeOnce(ctx context.Context, fn func(*tx) error) error {
 		t.end("ROLLBACK")
 		return err
 	}
-	err = t.end("COMMIT")
-	if err != nil {
+	if err := t.end("COMMIT"); err != nil {
 		t.end("ROLLBACK")
-		if !busy(err) {
-			return uncertain(err)
+		if busy(err) {
+			return err
 		}
+		return uncertain(err)
 	}
-	return err
+	s.remember(t)
+	return nil
 }
 
 // end runs COMMIT or ROLLBACK, which no context interrupts, so that their outcome is
@@ -190,54 +198,59 @@ func (t *tx) check() error {
 	if err := checkSettings(journal, synchronous); err != nil {
 		return err
 	}
-	if v, err := strconv.Atoi(version); err != nil || v != schemaVersion {
+	if v, err := strconv.Atoi(version); err != nil || v != schemaVersion || t.id == "" {
 		return badDatabase("has tables of version "+strconv.Quote(version)+", this program knows "+strconv.Itoa(schemaVersion)+"; use a later program", nil)
 	}
-	return t.s.sameDatabase(t)
+	return t.same()
 }
 
-// sameDatabase refuses a database that is not the one that the store began with, or whose
-// file another process would no longer find.
-func (s *Store) sameDatabase(t *tx) error {
-	s.mu.Lock()
-	id, file, stat := s.id, s.file, s.stat
-	s.mu.Unlock()
-	if id == "" {
-		if err := t.conn.QueryRowContext(t.ctx, fileSQL).Scan(&file); err != nil {
+// same refuses a database that is not the one that the store began with, or whose file
+// another process would no longer find.
+func (t *tx) same() error {
+	known := t.s.known()
+	if known.id == "" {
+		if err := t.conn.QueryRowContext(t.ctx, fileSQL).Scan(&t.file); err != nil {
 			return err
 		}
-		if file == "" {
+		if t.file == "" {
 			return badDatabase("must be a file, which other processes can open; it is in memory", nil)
 		}
-		stat, _ = os.Stat(file)
-		s.mu.Lock()
-		if s.id == "" {
-			s.id, s.file, s.stat = t.id, file, stat
-		}
-		id, file, stat = s.id, s.file, s.stat
-		s.mu.Unlock()
+		t.stat, _ = os.Stat(t.file)
+		return nil
 	}
-	if t.id != id || moved(file, stat) {
+	if t.id != known.id || known.moved() {
 		return badDatabase("was replaced or deleted while in use; restart the programs that use it", nil)
 	}
 	return nil
 }
 
-// moved reports whether file is no longer the file that stat describes.
-func moved(file string, stat os.FileInfo) bool {
-	if stat == nil {
+// moved reports whether the path no longer leads to the file.
+func (d database) moved() bool {
+	if d.stat == nil {
 		return false
 	}
-	now, err := os.Stat(file)
-	return errors.Is(err, os.ErrNotExist) || err == nil && !os.SameFile(stat, now)
+	now, err := os.Stat(d.file)
+	return errors.Is(err, os.ErrNotExist) || err == nil && !os.SameFile(d.stat, now)
+}
+
+func (s *Store) known() database {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.database
+}
+
+// remember keeps the database of the first transaction that was committed.
+func (s *Store) remember(t *tx) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.database.id == "" {
+		s.database = t.database
+	}
 }
 
 // checked makes sure that the database has been checked once by this store.
 func (s *Store) checked(ctx context.Context) error {
-	s.mu.Lock()
-	known := s.id != ""
-	s.mu.Unlock()
-	if known {
+	if s.known().id != "" {
 		return nil
 	}
 	return s.ensure(ctx)

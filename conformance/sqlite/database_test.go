@@ -125,6 +125,10 @@ func TestFilesThatCannotBeUsed(t *testing.T) {
 			}
 			exec(t, db, `UPDATE holdfast_meta SET value = '2' WHERE name = 'version'`)
 		}},
+		"another's meta": {path: "locks.db", want: store.ErrInvalid, why: `version ""`, setUp: func(t *testing.T, path string) {
+			_, db := open(t, path)
+			exec(t, db, `CREATE TABLE holdfast_meta (name TEXT, value TEXT)`)
+		}},
 		"another's table": {path: "locks.db", want: store.ErrInvalid, why: "no such column", setUp: func(t *testing.T, path string) {
 			_, db := open(t, path)
 			exec(t, db, `CREATE TABLE holdfast_leases (name TEXT)`)

@@ -255,6 +255,26 @@ func TestBrokenStatements(t *testing.T) {
 	}
 }
 
+// A first use that fails leaves nothing behind: neither in the file, nor in the store.
+func TestFirstUseFails(t *testing.T) {
+	for _, x := range []fault{
+		{prefix: "COMMIT", times: 1, refuse: true},
+		{prefix: "COMMIT", times: 1, lose: true},
+		{prefix: "CREATE", times: 1, refuse: true},
+		{prefix: "INSERT", times: 1, refuse: true},
+	} {
+		s, f := openFaulty(t, lockFile(t))
+		f.strike(x)
+		c := claim(s, "k", time.Hour)
+		if _, err := c.Try(context.Background()); !errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrUncertain) {
+			t.Errorf("%+v: Try: %v, want ErrUnavailable", x, err)
+		}
+		f.heal(t)
+		grant(t, c)
+		release(t, c)
+	}
+}
+
 // A database that another locks for long is unavailable, when the caller's context ends
 // and not before; nothing was taken.
 func TestDatabaseLockedForLong(t *testing.T) {
