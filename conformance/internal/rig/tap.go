@@ -17,12 +17,13 @@ type Tap struct {
 	mu   sync.Mutex
 	text map[string]string // of VOTE, by digest
 	last []string          // VOTE
+	done map[string]int    // other scripts than VOTE, by key
 	sha  string            // loaded last
 }
 
 // NewTap taps a proxy.
 func NewTap(p *servertest.Proxy) *Tap {
-	t := &Tap{text: map[string]string{}}
+	t := &Tap{text: map[string]string{}, done: map[string]int{}}
 	p.Hold(func(chunk []byte) bool {
 		t.IsVote(chunk)
 		return false
@@ -43,6 +44,8 @@ func (t *Tap) IsVote(chunk []byte) bool {
 			t.text[t.sha] = cmd[2]
 		case name == "evalsha" && len(cmd) > 2 && t.text[cmd[1]] != "":
 			t.last, found = cmd, true
+		case name == "evalsha" && len(cmd) > 3:
+			t.done[cmd[3]]++
 		}
 	}
 	return found
@@ -53,6 +56,13 @@ func (t *Tap) Vote() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return append([]string(nil), t.last...)
+}
+
+// Others counts the calls of other scripts than VOTE for a key: RELEASE and KEEP.
+func (t *Tap) Others(key string) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.done[key]
 }
 
 // Script is the text that was loaded last, and its digest.
