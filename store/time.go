@@ -9,7 +9,11 @@ import "time"
 func Drift(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Millisecond }
 
 // Validity is how long a grant of ttl can be trusted, elapsed after the clock was
-// stamped before its request was sent. It is never negative.
+// stamped before its request was sent. It is never negative, for no input.
 func Validity(ttl, elapsed time.Duration) time.Duration {
-	return max(0, ttl-max(0, elapsed)-Drift(ttl))
+	trusted, elapsed := ttl-Drift(ttl), max(0, elapsed)
+	if elapsed >= trusted {
+		return 0
+	}
+	return trusted - elapsed
 }
