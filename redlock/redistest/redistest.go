@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"reflect"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -616,7 +617,7 @@ func testSubscribeRefused(t *testing.T, open func(testing.TB, string) redlock.No
 func testLeaks(t *testing.T, open func(testing.TB, string) redlock.Node) {
 	server := servertest.Redis(t)
 	p := servertest.NewProxy(t, server.Addr())
-	before := runtime.NumGoroutine()
+	before := len(goroutines())
 	t.Run("use", func(t *testing.T) {
 		n := open(t, p.Addr())
 		s := subscribe(t, n, "holdfast:test")
@@ -626,7 +627,7 @@ func testLeaks(t *testing.T, open func(testing.TB, string) redlock.Node) {
 			_, err := do("PING")
 			return err
 		})
-		used := runtime.NumGoroutine()
+		used := len(goroutines())
 		p.BlackHole()
 		if failed := errs(t, n, 50*time.Millisecond, 100, "lost"); failed != 100 {
 			t.Errorf("%d of 100 calls failed in a black hole", failed)
@@ -635,10 +636,11 @@ func testLeaks(t *testing.T, open func(testing.TB, string) redlock.Node) {
 			_, err := do("PING")
 			return err
 		})
+		settles(t, used+10) // while the server hangs
 		p.Heal()
 		p.Reset()
 		recovers(t, n)
-		settles(t, used+30) // connections that stay open in a pool
+		settles(t, used+10)
 		s.get(t, s.up, "confirmation after a reset")
 		s.end(t)
 	})
@@ -646,13 +648,22 @@ func testLeaks(t *testing.T, open func(testing.TB, string) redlock.Node) {
 	settles(t, before)
 }
 
+// settles waits until at most that many goroutines are left.
 func settles(t *testing.T, most int) {
 	t.Helper()
 	servertest.Eventually(t, patience, func() error {
-		if now := runtime.NumGoroutine(); now > most {
-			buf := make([]byte, 1<<20)
-			return fmt.Errorf("%d goroutines, want at most %d:\n%s", now, most, buf[:runtime.Stack(buf, true)])
+		if now := goroutines(); len(now) > most {
+			return fmt.Errorf("%d goroutines, want at most %d:\n%s", len(now), most, strings.Join(now, "\n\n"))
 		}
 		return nil
+	})
+}
+
+// goroutines are the stacks of all goroutines but the proxy's.
+func goroutines() []string {
+	buf := make([]byte, 4<<20)
+	all := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
+	return slices.DeleteFunc(all, func(s string) bool {
+		return strings.Contains(s, "servertest.(*link)") || strings.Contains(s, "servertest.(*Proxy)")
 	})
 }

@@ -19,7 +19,7 @@ import (
 // options are those of a client with short waits for servers that hang.
 func options(addrs ...string) rueidis.ClientOption {
 	o := rueidis.ClientOption{InitAddress: addrs, DisableCache: true, ConnWriteTimeout: 2 * time.Second}
-	o.Dialer.Timeout = time.Second
+	o.Dialer.Timeout, o.Dialer.KeepAlive = time.Second, time.Second
 	return o
 }
 
