@@ -49,14 +49,15 @@ func testPromise(e *env) {
 	}
 }
 
-// What HeldError says of the remaining time falls, and never says more than is left.
+// What HeldError says of the remaining time falls, and says no more than is left; servers
+// beyond the quorum may have granted a little later.
 func testRemaining(e *env) {
 	key := e.key()
 	l := e.hold(e.claim(e.s, key), "the holder")
 	time.Sleep(e.ttl / 2)
 	before := time.Now()
 	held := e.held(key, "a key that is held")
-	if most := e.long - before.Sub(l.answered) + e.step() + time.Millisecond; held.Holder.TTL > most {
+	if most := e.long - before.Sub(l.answered) + e.step() + e.ttl/20; held.Holder.TTL > most {
 		e.Errorf("HeldError says that %v are left, there are at most %v", held.Holder.TTL, most)
 	}
 }
