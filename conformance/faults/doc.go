@@ -1,0 +1,3 @@
+// Package faults plays the failures of nodes, networks and holders against Holdfast on real
+// Redis servers.
+package faults
