@@ -104,7 +104,7 @@ func (e *env) overlap(op string, call func(store.Claim), granted bool) {
 	for range 30 {
 		c := e.claim(e.s, key)
 		if granted {
-			e.grant(c, "the holder")
+			e.regrant(c, "the holder")
 		}
 		var wg sync.WaitGroup
 		wg.Go(func() { call(c) })

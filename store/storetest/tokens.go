@@ -33,7 +33,7 @@ func testTokensOverReleases(e *env) {
 			s = e.s2
 		}
 		c := e.claim(s, key)
-		g := e.grant(c, "a holder")
+		g := e.regrant(c, "a holder")
 		if i%2 == 0 {
 			if x := e.extend(c, "a holder"); x.Token != g.Token {
 				e.Errorf("Extend answers token %v, the grant had %v", x.Token, g.Token)
