@@ -373,21 +373,22 @@ func (e *env) wait(ctx context.Context, c store.Claim, held *store.HeldError) er
 type lease struct {
 	store.Grant
 	claim           store.Claim
+	ttl             time.Duration // that was asked for
 	asked, answered time.Time
 }
 
-// hold grants and tells when.
+// hold grants a claim made by short, and tells when.
 func (e *env) hold(c store.Claim, what string) lease {
 	e.Helper()
 	asked := time.Now()
-	return lease{e.grant(c, what), c, asked, time.Now()}
+	return lease{e.grant(c, what), c, e.ttl, asked, time.Now()}
 }
 
-// lapse lets a lease of e.ttl end, whose holder is dead, and grants its key to next:
+// lapse lets a lease end, whose holder is dead, and grants its key to next:
 // not before the time that was promised, and not much later.
 func (e *env) lapse(l lease, next store.Claim, what string) lease {
 	e.Helper()
-	end := l.answered.Add(e.ttl + e.step() + e.ttl/2)
+	end := l.answered.Add(l.ttl + e.step() + e.ttl/2)
 	for {
 		asked := time.Now()
 		g, err := e.try(next)
@@ -396,13 +397,13 @@ func (e *env) lapse(l lease, next store.Claim, what string) lease {
 			if early := time.Since(l.asked); early < store.Validity(l.TTL, 0) {
 				e.Fatalf("%s: another is granted the key after %v, though the grant promised %v", what, early, l.TTL)
 			}
-			return lease{g, next, asked, time.Now()}
+			return lease{g, next, e.ttl, asked, time.Now()}
 		}
 		if !errors.Is(err, store.ErrHeld) {
 			e.Fatalf("%s: Try answers %v, want ErrHeld or a grant", what, err)
 		}
 		if asked.After(end) {
-			e.Fatalf("%s: the key is still held %v after the last grant of %v", what, asked.Sub(l.answered), e.ttl)
+			e.Fatalf("%s: the key is still held %v after the last grant of %v", what, asked.Sub(l.answered), l.ttl)
 		}
 		e.pause()
 	}

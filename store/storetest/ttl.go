@@ -13,12 +13,18 @@ var ttlTests = []test{
 }
 
 // A holder that dies keeps others out for as long as its grant promised, and no longer
-// than its ttl.
+// than its ttl, be that an odd one or the smallest.
 func testDeadHolder(e *env) {
-	key := e.key()
-	l := e.hold(e.short(e.s, key), "the holder that dies")
-	next := e.lapse(l, e.claim(e.s2, key), "a dead holder")
-	e.release(next.claim, "the next holder")
+	for _, ttl := range []time.Duration{e.ttl, e.ttl + 234567891*time.Nanosecond, max(store.MinTTL, e.info.MinTTL)} {
+		if e.info.CheckTTL(ttl) != nil {
+			continue // an odd one above the ceiling
+		}
+		key, what := e.key(), "a dead holder whose ttl is "+ttl.String()
+		l := e.hold(e.s.Claim(key, store.ClaimOptions{TTL: ttl}), what)
+		l.ttl = ttl
+		next := e.lapse(l, e.claim(e.s2, key), what)
+		e.release(next.claim, "the next holder")
+	}
 }
 
 // A grant never promises more than was asked, be the ttl the smallest, an odd or a large
