@@ -28,7 +28,7 @@ type claim struct {
 	slot chan struct{}
 
 	mu       sync.Mutex
-	cancel   context.CancelFunc // ends the call that runs; Release calls it
+	cancel   context.CancelFunc // ends the call that runs, before it takes anything; Release calls it
 	released bool               // Release was called: nothing is taken any more
 	done     bool               // Release has succeeded
 	tried    bool               // the row may be ours
@@ -119,9 +119,9 @@ func (c *claim) try(ctx context.Context) (store.Grant, error) {
 		return store.Grant{}, r.held(now)
 	}
 	var passed time.Duration
-	if err := c.mayTake(); err != nil {
-		return store.Grant{}, err
-	}
+	c.mu.Lock()
+	c.tried = true
+	c.mu.Unlock()
 	err = c.s.write(ctx, func(t *tx) (err error) {
 		passed = t.sent.Sub(start)
 		r, err = t.grant(c.key, owner, c.o)
@@ -147,17 +147,6 @@ func (c *claim) attempt() (string, error) {
 		c.owner, c.token = randomID(), 0
 	}
 	return c.owner, nil
-}
-
-// mayTake marks the row as possibly ours, unless Release was called.
-func (c *claim) mayTake() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.released {
-		return errReleased()
-	}
-	c.tried = true
-	return nil
 }
 
 // giveBack releases what was granted after the caller had left.
