@@ -3,6 +3,7 @@ package rueidisnode_test
 import (
 	"context"
 	"errors"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -57,11 +58,14 @@ func TestNode(t *testing.T) {
 }
 
 func TestNodeVariants(t *testing.T) {
-	for name, change := range map[string]func(*rueidis.ClientOption){
-		"RESP2":             func(o *rueidis.ClientOption) { o.AlwaysRESP2 = true },
-		"without retry":     func(o *rueidis.ClientOption) { o.DisableRetry = true },
-		"always pipelining": func(o *rueidis.ClientOption) { o.AlwaysPipelining = true },
-	} {
+	variants := map[string]func(*rueidis.ClientOption){
+		"RESP2": func(o *rueidis.ClientOption) { o.AlwaysRESP2 = true },
+	}
+	if os.Getenv("HOLDFAST_SOAK") == "1" {
+		variants["without retry"] = func(o *rueidis.ClientOption) { o.DisableRetry = true }
+		variants["always pipelining"] = func(o *rueidis.ClientOption) { o.AlwaysPipelining = true }
+	}
+	for name, change := range variants {
 		t.Run(name, func(t *testing.T) {
 			redistest.RunNode(t, func(t testing.TB, addr string) redlock.Node {
 				opt := options(addr)
