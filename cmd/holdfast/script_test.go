@@ -13,6 +13,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if os.Getenv("GORACE") == "" { // a program built with -race sleeps a second at its end
+		os.Setenv("GORACE", "atexit_sleep_ms=0")
+	}
 	testscript.Main(m, map[string]func(){
 		"holdfast": main,
 		"showargs": showArgs,
@@ -27,6 +30,7 @@ func TestScripts(t *testing.T) {
 		Dir: "testdata/script",
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("HOLDFAST_STORE", "sqlite:"+env.WorkDir+"/locks.db")
+			env.Setenv("GORACE", os.Getenv("GORACE"))
 			return nil
 		},
 		RequireExplicitExec: true,
