@@ -264,6 +264,14 @@ func TestLossOnSuspend(t *testing.T) {
 		want(t, l.Err(), ErrLost)
 		want(t, l.Extend(b.ctx), ErrLost)
 
+		l = b.acquire("k")
+		b.suspend(validity + time.Second)
+		err := l.Release(b.ctx) // it is late, and says so
+		want(t, err, ErrLost)
+		if !strings.Contains(err.Error(), "1s after its end") {
+			t.Error(err)
+		}
+
 		l = b.acquire("j")
 		for range 100 { // naps that leave validity are no loss, also in sum
 			b.suspend(5 * time.Second)
@@ -352,8 +360,11 @@ func TestShorterGrant(t *testing.T) {
 		if v := l.Validity(); v != store.Validity(6*time.Second, 0) {
 			t.Errorf("validity %v after an extension", v)
 		}
-		time.Sleep(store.Validity(6*time.Second, 0))
-		want(t, l.Err(), ErrLost)
+		began := time.Now()
+		<-l.Done()
+		if since := time.Since(began); since != store.Validity(6*time.Second, 0) {
+			t.Errorf("lost after %v", since)
+		}
 	})
 }
 

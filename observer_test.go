@@ -6,7 +6,9 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/holdfast-go/holdfast/store"
@@ -134,35 +136,38 @@ func TestSlogObserver(t *testing.T) {
 func TestObserverMayCallBack(t *testing.T) {
 	o := &caller{}
 	bubble(t, Options{TTL: time.Second, Observer: o}, func(b *bed) {
-		o.call = func() {
-			if l := o.lease; l != nil {
-				_ = l.Err()
-				_ = l.Validity()
-				_ = l.Context(context.Background())
-				_, _ = b.locks.TryAcquire(b.ctx, "k")
-			}
-		}
+		o.locks = b.locks
 		b.faults.Next(storetest.Try, storetest.Fail(store.ErrUnavailable))
-		o.lease = b.acquire("k")
+		l := b.acquire("k")
+		o.lease.Store(l)
 		b.faults.Set(storetest.Extend, storetest.Fail(store.ErrUnavailable))
-		<-o.lease.Done()
-		_ = o.lease.Release(b.ctx)
-		if o.calls < 5 {
-			t.Errorf("%d calls", o.calls)
+		<-l.Done()
+		_ = l.Release(b.ctx)
+		synctest.Wait()
+		if n := o.calls.Load(); n < 5 {
+			t.Errorf("%d calls", n)
 		}
-		o.lease = nil
 	})
 }
 
 type caller struct {
-	lease *Lease
-	call  func()
-	calls int
+	locks *Locker
+	lease atomic.Pointer[Lease]
+	calls atomic.Int64
 }
 
-func (c *caller) Observe(context.Context, Event) {
-	c.calls++
-	if c.call != nil {
-		c.call()
+func (c *caller) Observe(ctx context.Context, e Event) {
+	c.calls.Add(1)
+	l := c.lease.Load()
+	if _, waiting := e.(Waiting); l == nil || waiting {
+		return
+	}
+	_ = l.Err()
+	_ = l.Validity()
+	_ = l.Context(ctx)
+	if m, err := c.locks.TryAcquire(context.WithoutCancel(ctx), "j"); err == nil {
+		c.lease.Store(nil) // else the release would be told without end
+		_ = m.Release(ctx)
+		c.lease.Store(l)
 	}
 }
