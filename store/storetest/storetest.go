@@ -58,7 +58,7 @@ type Harness struct {
 
 // Link is the way between one store value and the shared state.
 type Link interface {
-	// LoseRequests: from now on nothing arrives at the state.
+	// LoseRequests: from now on nothing arrives at the state, nor ever will.
 	LoseRequests()
 	// LoseReplies: from now on everything is executed, and no answer comes back.
 	LoseReplies()
