@@ -309,7 +309,8 @@ func (r *round) deliver(p *peer, a answer, err error) {
 	if n == r.c.s.q && a.kind != noAnswer {
 		close(r.quorum)
 	}
-	if settled(r.c.s.quorum(r.answers), r.oks, n, r.asked-r.answered) && (!off(ruleA) || r.answered == r.asked) || r.answered == r.asked {
+	early := settled(r.c.s.q, r.oks, n, r.asked-r.answered) && !off(ruleA) && !off(ruleI)
+	if early || r.answered == r.asked {
 		r.closed = true
 		close(r.done)
 	}
@@ -394,7 +395,7 @@ func (r *round) decide(earlier *[]answer) decision {
 	c := r.c
 	q := c.s.quorum(answers)
 	c.mu.Lock()
-	c.seen = nextSeen(c.s.q, c.seen, r.answers)
+	c.seen = nextSeen(c.s.q, c.seen, c.s.wall()+aheadLimit.Microseconds(), r.answers)
 	c.mu.Unlock()
 	return decide(q, r.a.owner, answers, c.s.released.has)
 }

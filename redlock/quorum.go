@@ -80,8 +80,10 @@ func settled(q, oks, answered, pending int) bool {
 
 // nextSeen is the mark that the next stamp must exceed: the Q-th smallest that was
 // answered, not the largest, so that one node with a bad clock steers nobody (rule T).
+// Where only Q nodes have answered, that one may be the largest: so a mark above limit,
+// which no node with a right clock can have, gives way to the next smaller one.
 // Nodes whose vote is busy count only where there are too few others. It never falls.
-func nextSeen(q int, seen int64, answers []answer) int64 {
+func nextSeen(q int, seen, limit int64, answers []answer) int64 {
 	var free, all []int64
 	for _, a := range answers {
 		if a.kind == noAnswer {
@@ -102,7 +104,13 @@ func nextSeen(q int, seen int64, answers []answer) int64 {
 	if off(ruleT) {
 		return max(seen, slices.Max(marks))
 	}
-	return max(seen, nthSmallest(q, marks))
+	slices.Sort(marks)
+	for i := q - 1; i >= 0; i-- {
+		if marks[i] <= limit {
+			return max(seen, marks[i])
+		}
+	}
+	return seen
 }
 
 // nthSmallest returns the n-th smallest value, counted from 1. It sorts values.

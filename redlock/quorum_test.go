@@ -218,8 +218,11 @@ func TestNextSeen(t *testing.T) {
 		"busy nodes only where needed":   {2, 0, append(at(busy, 100, 100), at(low, 5, 6)...), 6},
 		"busy nodes where others do not": {2, 0, append(at(busy, 100, 90), at(low, 5)...), 90},
 		"nodes without an answer do not": {2, 0, append(at(noAnswer, 0, 0), at(low, 5, 6)...), 6},
+		"a wild clock among Q answers":   {2, 0, at(low, 1e15, 5), 5},
+		"and beside a busy node":         {2, 0, append(at(busy, 90), at(low, 1e15)...), 90},
+		"wild clocks only":               {2, 4, at(low, 1e15, 2e15), 4},
 	} {
-		if got := nextSeen(c.q, c.seen, c.answers); got != c.want {
+		if got := nextSeen(c.q, c.seen, 1e14, c.answers); got != c.want {
 			t.Errorf("%s: %d, want %d", name, got, c.want)
 		}
 	}

@@ -88,7 +88,7 @@ func New(o Options, nodes ...Node) (*Store, error) {
 	if len(nodes) == 0 {
 		return nil, &store.InvalidError{Field: "nodes", Value: "none", Rule: "at least one node is needed"}
 	}
-	s := &Store{opts: o, q: quorumOf(len(nodes)), inbox: newInbox(), scripts: newScripts()}
+	s := &Store{opts: o, q: quorumOf(len(nodes)), inbox: newInbox(), scripts: newScripts(), clock: storeClock()}
 	s.rtt.Store(int64(time.Millisecond))
 	sorted := slices.Clone(nodes)
 	for i, n := range sorted {
@@ -144,7 +144,7 @@ func (s *Store) Info() store.Info { return s.info }
 // forgotten.
 func (s *Store) quarantine() time.Duration {
 	if off(ruleS) {
-		return time.Second
+		return s.opts.MaxTTL * 9 / 10
 	}
 	return max(s.opts.MaxTTL, 30*time.Second) + time.Second
 }

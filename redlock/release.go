@@ -162,7 +162,7 @@ func (r *releasing) send(p *peer, d debt) {
 		}
 		p.tell(r.trace, "release", r.c.key, kindOfRelease(freed, err), err, r.sent)
 		r.deliver(p, freed, err, true)
-		if err != nil || wait > 0 {
+		if err != nil || wait > 0 && !off(ruleMRepeat) {
 			p.owe(d.after(p.s.clock.Now(), wait))
 		}
 	}()

@@ -2,7 +2,11 @@
 
 package redlock
 
-import "time"
+import (
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/clock"
+)
 
 func off(rule) bool { return false }
 
@@ -10,3 +14,6 @@ func switched(_, text string) string { return text }
 
 // wallNow is the wall clock in microseconds.
 func wallNow() int64 { return time.Now().UnixMicro() }
+
+// storeClock measures validity.
+func storeClock() clock.Clock { return clock.Clock{} }

@@ -6,20 +6,23 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/clock"
 )
 
 // This file exists only in tests. It lets them switch off one rule of docs/protocol.md,
-// section 7, and move the client's wall clock.
+// section 7, and move the client's clocks.
 
 var (
 	rulesOff   atomic.Uint64
-	wallOffset atomic.Int64
+	wallOffset atomic.Int64 // us
+	elapsed    atomic.Int64 // ns
 )
 
-var ruleNames = "ABCDEFGIJKLMNOPQRSTUV"
+var ruleNames = "ABCDEFGIJKLMNOPQRSTUVm"
 
 // SwitchOff switches the named rules off, such as "M" or "EJ", and returns what switches
-// them on again. Stores made before are only partly affected: their scripts stay.
+// them on again; "m" is the half of M that is the client's. Stores made before are only partly affected: their scripts stay.
 func SwitchOff(names string) (restore func()) {
 	var mask uint64
 	for _, name := range names {
@@ -33,7 +36,17 @@ func SwitchOff(names string) (restore func()) {
 	return func() { rulesOff.Store(before) }
 }
 
-// MoveWallClock moves the wall clock of this process's stores.
+// Elapse lets time pass for all stores of this process, by their wall clock and by the one
+// that counts sleep, as if the machine had slept.
+func Elapse(d time.Duration) { elapsed.Add(int64(d)) }
+
+// Now reads the clock by which this process's stores measure validity, and in which tickets
+// count.
+func Now() time.Duration { return clock.Clock{}.Now().Boot() + time.Duration(elapsed.Load()) }
+
+func storeClock() clock.Clock { return clock.Clock{Boot: Now} }
+
+// MoveWallClock sets the wall clock of this process's stores d apart from the machine's.
 func MoveWallClock(d time.Duration) (restore func()) {
 	before := wallOffset.Swap(d.Microseconds())
 	return func() { wallOffset.Store(before) }
@@ -41,7 +54,9 @@ func MoveWallClock(d time.Duration) (restore func()) {
 
 func off(r rule) bool { return rulesOff.Load()&(1<<r) != 0 }
 
-func wallNow() int64 { return time.Now().UnixMicro() + wallOffset.Load() }
+func wallNow() int64 {
+	return time.Now().UnixMicro() + wallOffset.Load() + elapsed.Load()/int64(time.Microsecond)
+}
 
 // mutants are the scripts' rules switched off: in the script, replace from by to.
 var mutants = []struct {
@@ -57,8 +72,8 @@ var mutants = []struct {
 	{ruleQ, "vote", "if S > now + 5000000 then", "if false then"},
 	{ruleQ, "release", "if S > now + 5000000 then", "if false then"},
 	{ruleR, "vote", "math.max(tonumber(m[2] or '0'), now - 5000000)", "tonumber(m[2] or '0')"},
-	{ruleS, "vote", "'PX', 120000", "'PX', 1000"},
-	{ruleS, "release", "'PX', 120000", "'PX', 1000"},
+	{ruleS, "vote", "'PX', 120000", "'PX', 115000"},
+	{ruleS, "release", "'PX', 120000", "'PX', 115000"},
 }
 
 func switched(script, text string) string {
