@@ -16,8 +16,10 @@ const (
 	ttl         = 10 * time.Second
 )
 
+var redlockOptions = redlock.Options{NodeTimeout: nodeTimeout}
+
 func TestMain(m *testing.M) {
-	kit.Main(m, nil)
+	kit.Main(m, map[string]func(){"hold": hold})
 }
 
 // bed is n servers, with a proxy before each, and one locker that goes through the proxies.
@@ -42,7 +44,7 @@ func newBed(t testing.TB, c kit.Client, n int, o holdfast.Options) *bed {
 }
 
 func (b *bed) store(t testing.TB, addrs []string) *redlock.Store {
-	return kit.Store(t, b.client, redlock.Options{NodeTimeout: nodeTimeout}, addrs)
+	return kit.Store(t, b.client, redlockOptions, addrs)
 }
 
 // other is a locker of another process, whose way to the nodes is sound.
