@@ -282,7 +282,7 @@ func (l *Lease) lose(cause error) {
 	l.mu.Unlock()
 	if errors.Is(cause, ErrMaxHold) {
 		if g, first := l.startGiving(); first {
-			l.k.f.cleanup(func() { l.give(context.Background(), g) })
+			l.k.f.later(func() { l.give(context.Background(), g) })
 		}
 	} else {
 		l.k.f.vacate(l)
@@ -540,7 +540,7 @@ func (l *Lease) discard() <-chan struct{} {
 	l.finish(ErrReleased)
 	g, first := l.startGiving()
 	if first {
-		l.k.f.cleanup(func() { l.give(context.Background(), g) })
+		go l.give(context.Background(), g)
 	}
 	return g.done
 }

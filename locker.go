@@ -43,9 +43,9 @@ type family struct {
 	lines map[string]*line // keys that a goroutine of this process holds or waits for
 	seen  map[string]Token // last token granted here, for some keys
 
-	cleaning   sync.Mutex
-	cleanups   []func()
-	cleanupRun int // goroutines that run them
+	jobsMu  sync.Mutex
+	jobs    []func()
+	jobRuns int // goroutines that run them
 }
 
 // New returns a Locker over s; nil options mean the defaults. It does no I/O. Options that
@@ -273,17 +273,19 @@ func (k *Locker) Adopt(ctx context.Context, ticket string) (*Lease, error) {
 		grant store.Grant
 		err   error
 	}
+	call, cancel := context.WithTimeout(ctx, t.TTL)
+	defer cancel()
 	began := k.f.clk.Now()
 	answer := make(chan adopted, 1)
 	go func() {
-		c, g, err := adopter.Adopt(k.traced(ctx), ticket)
+		c, g, err := adopter.Adopt(k.traced(call), ticket)
 		answer <- adopted{c, g, err}
 	}()
 	var a adopted
 	select {
 	case a = <-answer:
-	case <-ctx.Done(): // a late answer is left to lapse: the ticket is still the caller's
-		return nil, k.fail("adopt", key, fmt.Errorf("%w: %w", contextError(ctx), ErrUncertain))
+	case <-call.Done(): // a late answer is left to lapse: the ticket is still the caller's
+		return nil, k.fail("adopt", key, fmt.Errorf("%w: %w", contextError(call), ErrUncertain))
 	}
 	if a.err != nil {
 		return nil, k.fail("adopt", key, kinded(a.err))
@@ -292,7 +294,7 @@ func (k *Locker) Adopt(ctx context.Context, ticket string) (*Lease, error) {
 	l, err := k.f.accept(&granting{k: k, key: key, ttl: t.TTL, claim: a.claim, grant: a.grant, sent: began, adopted: true})
 	k.f.mu.Unlock()
 	if err != nil {
-		await(k.giveBack(a.claim, t.TTL))
+		await(k.giveBack(a.claim, t.TTL, 3))
 		return nil, k.fail("adopt", key, err)
 	}
 	k.observe(ctx, Acquired{Key: key, Token: l.token, Owner: l.owner, Validity: l.Validity(), Waited: k.f.clk.Since(began), Adopted: true})
@@ -352,52 +354,54 @@ func (f *family) checkToken(g *granting) error {
 	return nil
 }
 
-// cleanup runs job, which talks to the store for nobody in particular, in one of a few
-// goroutines, and closes the channel afterwards.
-func (f *family) cleanup(job func()) <-chan struct{} {
+// giveBack releases a claim that nobody wants any more, detached from every context, and
+// closes the channel afterwards. A store that does not confirm is asked again, up to tries
+// times in all: what it may have granted ends with its ttl anyway.
+func (k *Locker) giveBack(c store.Claim, ttl time.Duration, tries int) <-chan struct{} {
 	done := make(chan struct{})
-	f.cleaning.Lock()
-	defer f.cleaning.Unlock()
-	f.cleanups = append(f.cleanups, func() { defer close(done); job() })
-	if f.cleanupRun < maxInFlight {
-		f.cleanupRun++
-		go f.runCleanups()
-	}
-	return done
-}
-
-func (f *family) runCleanups() {
-	for {
-		f.cleaning.Lock()
-		if len(f.cleanups) == 0 {
-			f.cleanups = nil
-			f.cleanupRun--
-			f.cleaning.Unlock()
-			return
-		}
-		job := f.cleanups[0]
-		f.cleanups = f.cleanups[1:]
-		f.cleaning.Unlock()
-		job()
-	}
-}
-
-// giveBack releases a claim that nobody wants any more, detached from every context. A
-// store that does not confirm is asked again, twice: what it may have granted ends with its
-// ttl anyway.
-func (k *Locker) giveBack(c store.Claim, ttl time.Duration) <-chan struct{} {
-	return k.f.cleanup(func() {
-		for try := range 3 {
+	go func() {
+		defer close(done)
+		for try := range tries {
+			if try > 0 {
+				time.Sleep(50 * time.Millisecond << try)
+			}
 			ctx, cancel := context.WithTimeout(k.traced(context.Background()), releaseLimit(ttl))
 			err := c.Release(ctx)
 			cancel()
 			if err == nil || errors.Is(err, ErrLost) || useless(err) {
 				return
 			}
-			time.Sleep(50 * time.Millisecond << try)
 		}
-	})
+	}()
+	return done
 }
 
 // releaseLimit bounds one release.
 func releaseLimit(ttl time.Duration) time.Duration { return min(ttl, 2*time.Second) }
+
+// later runs job, which talks to the store for nobody who waits, in one of a few goroutines.
+func (f *family) later(job func()) {
+	f.jobsMu.Lock()
+	defer f.jobsMu.Unlock()
+	f.jobs = append(f.jobs, job)
+	if f.jobRuns < maxInFlight {
+		f.jobRuns++
+		go f.runJobs()
+	}
+}
+
+func (f *family) runJobs() {
+	for {
+		f.jobsMu.Lock()
+		if len(f.jobs) == 0 {
+			f.jobs = nil
+			f.jobRuns--
+			f.jobsMu.Unlock()
+			return
+		}
+		job := f.jobs[0]
+		f.jobs = f.jobs[1:]
+		f.jobsMu.Unlock()
+		job()
+	}
+}

@@ -555,8 +555,12 @@ func TestWaitersOfOtherTerms(t *testing.T) {
 			b.release(l)
 		})
 		synctest.Wait()
+		tries := count(b.faults, storetest.Try)
 		cancel()
 		synctest.Wait()
+		if tries.Load() != 1 {
+			t.Error("the second one did not take a place of its own at once")
+		}
 		if err := holder.Release(b.ctx); err != nil {
 			t.Fatal(err)
 		}

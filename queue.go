@@ -247,7 +247,7 @@ func (r *runner) poke() {
 // runner and nothing else. family.mu is held.
 func (r *runner) drop() <-chan struct{} {
 	if r.claim != nil {
-		r.withdrawn = r.k.giveBack(r.claim, r.terms.ttl)
+		r.withdrawn = r.k.giveBack(r.claim, r.terms.ttl, 3)
 	}
 	r.end()
 	if r.abort != nil {
@@ -296,7 +296,7 @@ func (r *runner) next() (w *waiter, held *HeldError) {
 	r.f.mu.Lock()
 	defer r.f.mu.Unlock()
 	for r.claim != nil && !r.gone && r.first().terms != r.terms {
-		done := r.spend()
+		done := r.spend(3)
 		r.f.mu.Unlock()
 		await(done)
 		r.f.mu.Lock()
@@ -325,10 +325,10 @@ func (r *runner) next() (w *waiter, held *HeldError) {
 func (r *runner) first() *waiter { return r.n.waiters.Front().Value.(*waiter) }
 
 // spend gives the claim back. family.mu is held.
-func (r *runner) spend() <-chan struct{} {
+func (r *runner) spend(tries int) <-chan struct{} {
 	c := r.claim
 	r.claim = nil
-	return r.k.giveBack(c, r.terms.ttl)
+	return r.k.giveBack(c, r.terms.ttl, tries)
 }
 
 // try makes one attempt for w. It ends when nobody waits, and with the ttl: a grant that
@@ -363,7 +363,7 @@ func (r *runner) settle(g store.Grant, err error, sent clock.Instant) *waiter {
 			claim, withdrawn := r.claim, r.withdrawn
 			r.f.mu.Unlock()
 			<-withdrawn
-			r.k.giveBack(claim, r.terms.ttl)
+			r.k.giveBack(claim, r.terms.ttl, 3)
 			r.f.mu.Lock()
 		}
 		return nil
@@ -383,13 +383,14 @@ func (r *runner) settle(g store.Grant, err error, sent clock.Instant) *waiter {
 		r.claim, r.last = nil, l.held()
 		r.serve(w, l, nil)
 	case !w.terms.wait || useless(err):
-		done := r.spend()
-		if granted || errors.Is(err, ErrUncertain) {
-			w.withdrawn = done
+		if granted || errors.Is(err, ErrUncertain) { // the caller waits until it is undone
+			w.withdrawn = r.spend(3)
+		} else {
+			r.spend(1)
 		}
 		r.serve(w, nil, err)
 	case granted:
-		r.spend()
+		r.spend(3)
 	}
 	for _, watcher := range r.watchers {
 		watcher.settle(nil, r.last)

@@ -235,8 +235,32 @@ func TestShortLeasesLeaveNothing(t *testing.T) {
 			t.Errorf("%d goroutines are left", n)
 		}
 		f := b.locks.f
-		if len(f.lines) > 0 || len(f.sched.leases) > 0 || len(f.cleanups) > 0 || f.cleanupRun > 0 {
+		if len(f.lines) > 0 || len(f.sched.leases) > 0 || len(f.jobs) > 0 || f.jobRuns > 0 {
 			t.Error("something is left")
+		}
+	})
+}
+
+// MaxHold gives many keys back at a time, and a store that hangs gathers no goroutines.
+func TestMaxHoldOfMany(t *testing.T) {
+	bubble(t, Options{MaxHold: 10 * time.Second, Observer: noObserver{}}, func(b *bed) {
+		before := goroutines()
+		ls := b.many(2000, 0)
+		freed := make(chan struct{})
+		b.faults.Set(storetest.Release, storetest.HangUntil(freed))
+		time.Sleep(11 * time.Second)
+		synctest.Wait()
+		if n := goroutines() - before; n > maxInFlight {
+			t.Errorf("%d goroutines", n)
+		}
+		want(t, Leases(ls).Err(), ErrMaxHold)
+		b.faults.Heal()
+		close(freed)
+		synctest.Wait()
+		for _, l := range ls {
+			if b.holder(l.Key()) != "" {
+				t.Fatalf("%q is held", l.Key())
+			}
 		}
 	})
 }
