@@ -1,0 +1,2 @@
+// Package scale holds many leases at once in one process.
+package scale
