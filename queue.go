@@ -173,10 +173,16 @@ func (f *family) enter(w *waiter) {
 	default:
 		w.place = n.waiters.PushBack(w)
 		if n.r == nil {
-			n.r = &runner{f: f, key: w.key, n: n, trying: true, wake: make(chan struct{}, 1)}
-			go n.r.run()
+			f.serve(w.key, n, nil)
 		}
 	}
+}
+
+// serve starts a runner for a line with waiters, which begins after the claim of the one
+// before is withdrawn. family.mu is held.
+func (f *family) serve(key string, n *line, after <-chan struct{}) {
+	n.r = &runner{f: f, key: key, n: n, after: after, trying: true, wake: make(chan struct{}, 1)}
+	go n.r.run()
 }
 
 // leave takes w out of its line, unless it was settled in the meantime. The last one
@@ -192,28 +198,26 @@ func (f *family) leave(w *waiter) {
 	f.mu.Unlock()
 }
 
-// remove takes w out of the line. family.mu is held.
+// remove takes w out of the line. The next waiter inherits the claim, if its terms are the
+// same; else the claim is withdrawn. family.mu is held.
 func (n *line) remove(w *waiter) (withdrawn <-chan struct{}) {
 	first := n.waiters.Front() == w.place
 	n.waiters.Remove(w.place)
 	w.place = nil
-	r := n.r
-	w.err = r.last
-	if n.waiters.Len() == 0 {
-		return r.drop()
-	}
-	if first && n.waiters.Front().Value.(*waiter).terms != r.terms {
-		r.poke()
+	w.err = n.r.last
+	if n.waiters.Len() == 0 || first && n.r.first().terms != n.r.terms {
+		return n.r.drop()
 	}
 	return nil
 }
 
 // runner tries for the first waiter of a line until nobody waits.
 type runner struct {
-	f    *family
-	key  string
-	n    *line
-	wake chan struct{} // a reason to try at once
+	f     *family
+	key   string
+	n     *line
+	after <-chan struct{} // wait for this first
+	wake  chan struct{}   // a reason to try at once
 
 	// Guarded by family.mu.
 	claim     store.Claim // nil between two claims
@@ -224,7 +228,7 @@ type runner struct {
 	watchers  []*waiter   // calls of TryAcquire that share the attempt
 	abort     func()      // ends the call that runs
 	waiting   bool        // that call is a Wait
-	gone      bool        // nobody waits any more
+	gone      bool        // nobody waits any more, or another runner has taken over
 	withdrawn <-chan struct{}
 
 	// Of the goroutine.
@@ -243,8 +247,8 @@ func (r *runner) poke() {
 	}
 }
 
-// drop withdraws the claim because nobody waits. A call that hangs in the store keeps this
-// runner and nothing else. family.mu is held.
+// drop withdraws the claim because nobody wants it. A call that hangs in the store keeps
+// this runner, and nothing and nobody else. family.mu is held.
 func (r *runner) drop() <-chan struct{} {
 	if r.claim != nil {
 		r.withdrawn = r.k.giveBack(r.claim, r.terms.ttl, 3)
@@ -253,7 +257,10 @@ func (r *runner) drop() <-chan struct{} {
 	if r.abort != nil {
 		r.abort()
 	}
-	for _, w := range r.watchers { // their attempt is cancelled: they make their own
+	if r.n.waiters.Len() > 0 {
+		r.f.serve(r.key, r.n, r.withdrawn)
+	}
+	for _, w := range r.watchers { // their attempt is cancelled: they join another
 		if !w.done {
 			r.f.enter(w)
 		}
@@ -270,6 +277,7 @@ func (r *runner) end() {
 }
 
 func (r *runner) run() {
+	await(r.after)
 	for {
 		w, held := r.next()
 		if w == nil {
@@ -295,12 +303,6 @@ func (r *runner) run() {
 func (r *runner) next() (w *waiter, held *HeldError) {
 	r.f.mu.Lock()
 	defer r.f.mu.Unlock()
-	for r.claim != nil && !r.gone && r.first().terms != r.terms {
-		done := r.spend(3)
-		r.f.mu.Unlock()
-		await(done)
-		r.f.mu.Lock()
-	}
 	if r.gone {
 		return nil, nil
 	}
@@ -321,7 +323,8 @@ func (r *runner) next() (w *waiter, held *HeldError) {
 	return w, held
 }
 
-// first returns the first waiter; there is one unless the runner is gone. family.mu is held.
+// first returns the first waiter; there is one unless the runner is gone, and it has the
+// terms of the claim. family.mu is held.
 func (r *runner) first() *waiter { return r.n.waiters.Front().Value.(*waiter) }
 
 // spend gives the claim back. family.mu is held.
@@ -369,9 +372,6 @@ func (r *runner) settle(g store.Grant, err error, sent clock.Instant) *waiter {
 		return nil
 	}
 	w := r.first()
-	if err == nil && w.terms != r.terms {
-		return nil // the one whom it was meant for has left; next gives it back
-	}
 	var l *Lease
 	granted := err == nil
 	if granted {
@@ -381,14 +381,14 @@ func (r *runner) settle(g store.Grant, err error, sent clock.Instant) *waiter {
 	switch {
 	case l != nil:
 		r.claim, r.last = nil, l.held()
-		r.serve(w, l, nil)
+		r.pop(w, l, nil)
 	case !w.terms.wait || useless(err):
 		if granted || errors.Is(err, ErrUncertain) { // the caller waits until it is undone
 			w.withdrawn = r.spend(3)
 		} else {
 			r.spend(1)
 		}
-		r.serve(w, nil, err)
+		r.pop(w, nil, err)
 	case granted:
 		r.spend(3)
 	}
@@ -402,8 +402,8 @@ func (r *runner) settle(g store.Grant, err error, sent clock.Instant) *waiter {
 	return w
 }
 
-// serve settles the first waiter and takes it out of the line. family.mu is held.
-func (r *runner) serve(w *waiter, l *Lease, err error) {
+// pop settles the first waiter and takes it out of the line. family.mu is held.
+func (r *runner) pop(w *waiter, l *Lease, err error) {
 	w.settle(l, err)
 	r.n.waiters.Remove(w.place)
 	w.place = nil
