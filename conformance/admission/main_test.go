@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -115,17 +116,8 @@ func rawVote(t *testing.T, s *servertest.RedisServer, tap *rig.Tap, key string) 
 	if n := rig.Must(t, s, "EXISTS", key, "{"+key+"}:fence"); n != int64(0) {
 		t.Errorf("a refused VOTE left %v keys", n)
 	}
-	code, _, _ := cutWord(err.Error())
+	code, _, _ := strings.Cut(err.Error(), " ")
 	return code
-}
-
-func cutWord(s string) (string, string, bool) {
-	for i := range len(s) {
-		if s[i] == ' ' {
-			return s[:i], s[i+1:], true
-		}
-	}
-	return s, "", false
 }
 
 // tapped puts a tapped proxy before a server.

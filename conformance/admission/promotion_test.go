@@ -88,9 +88,9 @@ func TestPromotedReplicaDoesNotVote(t *testing.T) {
 			refusedYoung(t, st, "k", quarantine)
 			refusedYoung(t, rig.Store(t, strict, p.client.Node(t, "name:1")), "k", quarantine)
 
-			p.pass(quarantine - 3*time.Second)
-			refusedYoung(t, rig.Store(t, strict, p.client.Node(t, "name:1")), "k", 3*time.Second)
-			p.pass(3 * time.Second)
+			p.pass(quarantine - 15*time.Second)
+			refusedYoung(t, rig.Store(t, strict, p.client.Node(t, "name:1")), "k", 15*time.Second)
+			p.pass(15 * time.Second)
 			lease, g := acquire(t, rig.Store(t, strict, p.client.Node(t, "name:1")), "k")
 			if g.Token <= before.Token {
 				t.Errorf("token %v after %v", g.Token, before.Token)
