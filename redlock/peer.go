@@ -28,6 +28,8 @@ type peer struct {
 	keeping atomic.Int32 // pipelines of KEEP that are unanswered
 
 	mu     sync.Mutex
+	asked  int           // requests that are unanswered
+	heard  time.Duration // when it last answered, or was asked first after having answered all
 	misses int           // missing answers in a row
 	away   clock.Instant // not asked before this
 	why    error         // what the last missing answer was, or why it is not asked
@@ -43,6 +45,11 @@ const (
 	// maxKeeping bounds the unanswered pipelines of one node: a client that ignores
 	// deadlines must not gather goroutines while its node is frozen.
 	maxKeeping = 16
+	// maxUnheard bounds the requests that a node is sent while it answers none and others
+	// do, for longer than minQuiet; maxProbes is the same for one that has missed an answer.
+	maxUnheard = 32
+	maxProbes  = 4
+	minQuiet   = 20 * time.Millisecond
 )
 
 // usable returns nil where the node may be asked for a vote now, or why not.
@@ -50,7 +57,7 @@ func (p *peer) usable() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.away.IsZero() || p.s.clock.Passed(p.away) {
-		return nil
+		return p.crowded()
 	}
 	var young *YoungError
 	if errors.As(p.why, &young) { // say how long it takes from now
@@ -66,9 +73,45 @@ func (p *peer) silent() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.misses == 0 || p.s.clock.Passed(p.away) {
-		return nil
+		return p.crowded()
 	}
 	return p.why
+}
+
+// crowded returns why nothing more should be sent to a node that answers nothing while
+// others do: calls return at their quorum, so that a loop of them would send a frozen node,
+// and leave waiting, as many requests as there are calls in the node timeout. p.mu is held.
+func (p *peer) crowded() error {
+	quiet := time.Duration(p.s.heard.Load()) - p.heard
+	switch {
+	case p.asked >= maxUnheard && quiet > max(minQuiet, 8*p.s.roundTrip()),
+		p.asked >= maxProbes && p.misses > 0:
+		return errNoAnswer{p.s.age() - p.heard}
+	}
+	return nil
+}
+
+// asking books that a request is sent.
+func (p *peer) asking() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.asked++; p.asked == 1 {
+		p.heard = p.s.age()
+	}
+}
+
+// returned books that the node's client has returned, with or without an answer.
+func (p *peer) returned(replies []Reply) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.asked--
+	for _, r := range replies {
+		if r.Err == nil || codeOf(r.Err) != "" {
+			p.heard = p.s.age()
+			p.s.heard.Store(int64(p.heard))
+			return
+		}
+	}
 }
 
 // answered books an answer to anything but a vote: it ends the silence, but says nothing of
@@ -109,7 +152,9 @@ func (p *peer) note(err error) {
 // run sends calls as one pipeline. It returns when the node's client does, which may be
 // long after the request's deadline: callers that must not wait race it.
 func (p *peer) run(calls ...Call) []Reply {
+	p.asking()
 	replies := p.node.Run(p.s.requestContext(), calls...)
+	p.returned(replies)
 	if len(replies) != len(calls) {
 		err := errors.New("the node's client answered the wrong number of calls")
 		replies = make([]Reply, len(calls))

@@ -64,6 +64,8 @@ type Store struct {
 	runIDs   sync.Map     // run id -> name of the node that has it
 	offset   atomic.Int64 // us to add to the wall clock: the median of the nodes'
 	rtt      atomic.Int64 // ns, smoothed
+	began    time.Time
+	heard    atomic.Int64 // age, in ns, at which some node last answered
 	released recent       // owners that this store value has released
 	deadline sharedDeadline
 }
@@ -88,7 +90,7 @@ func New(o Options, nodes ...Node) (*Store, error) {
 	if len(nodes) == 0 {
 		return nil, &store.InvalidError{Field: "nodes", Value: "none", Rule: "at least one node is needed"}
 	}
-	s := &Store{opts: o, q: quorumOf(len(nodes)), inbox: newInbox(), scripts: newScripts(), clock: storeClock()}
+	s := &Store{opts: o, began: time.Now(), q: quorumOf(len(nodes)), inbox: newInbox(), scripts: newScripts(), clock: storeClock()}
 	s.rtt.Store(int64(time.Millisecond))
 	sorted := slices.Clone(nodes)
 	for i, n := range sorted {
@@ -188,6 +190,9 @@ func (s *Store) learn(p *peer, now int64, rtt time.Duration) {
 
 // roundTrip is the smoothed round trip, by which the pauses of section 2 scale.
 func (s *Store) roundTrip() time.Duration { return time.Duration(s.rtt.Load()) }
+
+// age is how long the store value has existed.
+func (s *Store) age() time.Duration { return time.Since(s.began) }
 
 // sharedDeadline lends one context with a deadline to all requests of 20 ms: a client
 // that honours contexts needs one per request, and making it costs more than the rest of
