@@ -164,6 +164,18 @@ func Endless(t testing.TB, s *servertest.RedisServer) []string {
 	return endless
 }
 
+// LibraryGoroutines are the goroutines in code of this project's library. Those of servers,
+// proxies and pools of connections are no business of ours.
+func LibraryGoroutines() (n int) {
+	buf := make([]byte, 16<<20)
+	for g := range strings.SplitSeq(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
+		if strings.Contains(g, "/redlock.") || strings.Contains(g, "holdfast/holdfast.") {
+			n++
+		}
+	}
+	return n
+}
+
 // Settled waits, for at most d, until at most n goroutines run, and answers how many do.
 func Settled(n int, d time.Duration) int {
 	for end := time.Now().Add(d); ; time.Sleep(10 * time.Millisecond) {
