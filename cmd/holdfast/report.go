@@ -3,11 +3,15 @@ package main
 import (
 	"context"
 	"errors"
+	"maps"
 	"regexp"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/redlock"
 )
 
 const (
@@ -22,14 +26,15 @@ type reporter struct {
 	lost chan holdfast.Lost // gets the loss of the lease
 
 	mu       sync.Mutex
-	why      error // of the last attempt to acquire; nil before the first
-	failing  bool  // extensions fail, and that has been told
+	why      error             // of the last attempt to acquire; nil before the first
+	faults   map[string]string // of each node, as last seen
+	failing  bool              // extensions fail, and that has been told
 	acquired chan struct{}
 	told     chan struct{} // closed when the goroutine that tells has ended
 }
 
 func newReporter(key string) *reporter {
-	r := &reporter{key: key, lost: make(chan holdfast.Lost, 1), acquired: make(chan struct{}), told: make(chan struct{})}
+	r := &reporter{key: key, faults: map[string]string{}, lost: make(chan holdfast.Lost, 1), acquired: make(chan struct{}), told: make(chan struct{})}
 	go r.tell(time.Now())
 	return r
 }
@@ -99,7 +104,17 @@ func (r *reporter) reason() (text, sort string) {
 	if held, ok := errors.AsType[*holdfast.HeldError](r.why); ok && held.Holder.Owner != "" {
 		return text, "held by " + held.Holder.Owner
 	}
-	return text, durations.ReplaceAllString(text, "")
+	nodes, ok := errors.AsType[*redlock.QuorumError](r.why)
+	if !ok {
+		return text, durations.ReplaceAllString(text, "")
+	}
+	// Not every attempt hears of every node: what is new is a fault that is new for its node.
+	for _, n := range nodes.Nodes {
+		if n.Err != nil {
+			r.faults[n.Node] = durations.ReplaceAllString(n.Error(), "")
+		}
+	}
+	return text, strings.Join(slices.Sorted(maps.Values(r.faults)), "; ")
 }
 
 // rounded cuts a duration to what people read.

@@ -221,7 +221,9 @@ func (f *runFlags) acquire(ctx context.Context, locks *holdfast.Locker, key stri
 		cancel()
 		<-done
 		if err == nil {
-			release(lease)
+			if err := release(lease); err != nil {
+				say("%v", err)
+			}
 		}
 		return nil, &exit{code: exitSignal + int(s.(syscall.Signal))}
 	}
