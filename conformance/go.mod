@@ -4,6 +4,7 @@ go 1.26.0
 
 require (
 	github.com/go-redsync/redsync/v4 v4.18.1
+	github.com/holdfast-go/holdfast v0.0.0
 	github.com/holdfast-go/holdfast/redlock/goredisnode v0.0.0
 	github.com/holdfast-go/holdfast/redlock/rueidisnode v0.0.0
 	github.com/redis/go-redis/v9 v9.23.0

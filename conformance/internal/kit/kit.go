@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -237,4 +238,27 @@ func unreachable(addr string) bool {
 		c.Close()
 	}
 	return err != nil
+}
+
+// Scripts is how many scripts a server has been asked to run so far: every request about a
+// lock is one.
+func Scripts(t testing.TB, s *servertest.RedisServer) (n int) {
+	t.Helper()
+	v, err := s.Do("INFO", "commandstats")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(v.(string)) {
+		for _, command := range []string{"eval", "evalsha"} {
+			if rest, ok := strings.CutPrefix(line, "cmdstat_"+command+":calls="); ok {
+				calls, _, _ := strings.Cut(rest, ",")
+				k, err := strconv.Atoi(calls)
+				if err != nil {
+					t.Fatal(err)
+				}
+				n += k
+			}
+		}
+	}
+	return n
 }
