@@ -10,13 +10,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/holdfast-go/holdfast/conformance/internal/kit"
 	"github.com/holdfast-go/holdfast/conformance/internal/rig"
 	"github.com/holdfast-go/holdfast/redlock"
 	"github.com/holdfast-go/holdfast/servertest"
 	"github.com/holdfast-go/holdfast/store"
 )
 
-func TestMain(m *testing.M) { rig.Main(m) }
+func TestMain(m *testing.M) { kit.Main(m, nil) }
 
 const (
 	ttl        = 20 * time.Second

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/holdfast-go/holdfast/conformance/internal/kit"
 	"github.com/holdfast-go/holdfast/conformance/internal/rig"
 	"github.com/holdfast-go/holdfast/redlock"
 	"github.com/holdfast-go/holdfast/servertest"
@@ -288,7 +289,7 @@ func TestRestartedNodeOfFiveDoesNotMakeAQuorum(t *testing.T) {
 			o := redlock.Options{NodeTimeout: 500 * time.Millisecond, TrustRestarts: trust}
 			// A cannot reach two of the nodes.
 			nodes := rig.Nodes(t, rig.GoRedis, servers[:3]...)
-			for _, p := range rig.Proxies(t, servers[3:]) {
+			for _, p := range kit.Proxies(t, servers[3:]) {
 				p.Refuse()
 				nodes = append(nodes, rig.GoRedis.Node(t, p.Addr()))
 			}
@@ -327,7 +328,7 @@ func TestRestartedNodeOfFiveDoesNotMakeAQuorum(t *testing.T) {
 
 // The whole quarantine in real time, on a server that was started the usual way.
 func TestFreshServerInRealTime(t *testing.T) {
-	if !rig.Soak() {
+	if !kit.Soak() {
 		t.Log("31 s in real time: only with HOLDFAST_SOAK=1")
 		return
 	}

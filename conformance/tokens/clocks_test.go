@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/holdfast-go/holdfast/conformance/internal/kit"
 	"github.com/holdfast-go/holdfast/conformance/internal/rig"
 	"github.com/holdfast-go/holdfast/redlock"
 	"github.com/holdfast-go/holdfast/servertest"
@@ -44,7 +45,7 @@ func TestTokensUnderClocksAndRestarts(t *testing.T) {
 					t.Parallel() // the clock of clients is one for the process
 				}
 				w := newWorld(t, n, f)
-				for range rig.Count(40, 200) {
+				for range kit.Count(40, 200) {
 					w.round()
 				}
 				w.check()

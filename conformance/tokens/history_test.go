@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/holdfast-go/holdfast/conformance/internal/kit"
 	"github.com/holdfast-go/holdfast/conformance/internal/rig"
 	"github.com/holdfast-go/holdfast/redlock"
 	"github.com/holdfast-go/holdfast/servertest"
@@ -26,7 +27,7 @@ func TestRandomHistory(t *testing.T) {
 			seed := uint64(time.Now().UnixNano())
 			t.Logf("seed %d", seed)
 			r := newRun(t, n, rand.New(rand.NewPCG(seed, 0)))
-			for range rig.Count(3, 40) {
+			for range kit.Count(3, 40) {
 				r.epoch()
 				if t.Failed() {
 					break
@@ -51,6 +52,7 @@ type run struct {
 	proxies []*servertest.Proxy
 	nodes   [][]redlock.Node // of each client
 	skipped time.Duration
+	last    time.Duration // before the end of the epoch: when a node is restarted at the latest
 	young   []bool
 	bad     []time.Time // until when
 	frozen  []bool
@@ -64,7 +66,7 @@ func newRun(t *testing.T, n int, rng *rand.Rand) *run {
 	r := &run{t: t, rng: rng, young: make([]bool, n), bad: make([]time.Time, n), frozen: make([]bool, n)}
 	servertest.CanPause(t)
 	r.servers = servertest.RedisN(t, n, servertest.Aged(time.Hour), servertest.AppendOnly("always"))
-	r.proxies = rig.Proxies(t, r.servers)
+	r.proxies = kit.Proxies(t, r.servers)
 	for i := range 4 {
 		r.nodes = append(r.nodes, rig.Nodes(t, rig.Clients[i%2], r.proxies...))
 	}
@@ -84,6 +86,7 @@ func (r *run) epoch() {
 			}
 		}
 	}
+	r.last = epochLength / 4
 	for time.Now().Before(end) {
 		r.fault(end)
 		time.Sleep(time.Duration(r.rng.IntN(100)) * time.Millisecond)
@@ -214,6 +217,11 @@ func (r *run) fault(end time.Time) {
 	}
 	n := len(r.servers)
 	i := r.rng.IntN(n)
+	if time.Until(end) < r.last { // at least one in each epoch, and only one of an only node
+		r.last = 0
+		r.restart(i)
+		return
+	}
 	if !r.bad[i].IsZero() || out >= max(1, (n-1)/2) && r.rng.IntN(8) > 0 {
 		return
 	}
@@ -221,8 +229,7 @@ func (r *run) fault(end time.Time) {
 	r.bad[i] = time.Now().Add(time.Duration(50+r.rng.IntN(600)) * time.Millisecond)
 	switch r.rng.IntN(6) {
 	case 0:
-		// The only node of one waits until the epoch is nearly over.
-		if (r.young[i] || young < max(1, (n-1)/2)) && (n > 1 || time.Until(end) < epochLength/4) {
+		if n > 1 && (r.young[i] || young < (n-1)/2) {
 			r.restart(i)
 		}
 	case 1:
@@ -253,7 +260,7 @@ func (r *run) mend(i int) {
 func (r *run) restart(i int) {
 	s := r.servers[i]
 	s.Kill()
-	r.young[i] = true
+	r.frozen[i], r.young[i] = false, true
 	if r.rng.IntN(2) == 0 {
 		s.Wipe()
 		r.emptied++

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/holdfast-go/holdfast/conformance/internal/kit"
 	"github.com/holdfast-go/holdfast/conformance/internal/rig"
 	"github.com/holdfast-go/holdfast/redlock"
 	"github.com/holdfast-go/holdfast/servertest"
@@ -51,7 +52,7 @@ func (l late) run(t *testing.T) {
 			t.Fatalf("the last node is %v behind", d)
 		}
 	}
-	runs := rig.Count(6, 100)
+	runs := kit.Count(6, 100)
 	const lanes = 4
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -59,7 +60,7 @@ func (l late) run(t *testing.T) {
 	for lane := range lanes {
 		wg.Go(func() {
 			// Proxies and clients of its own, so that one lane's late VOTE keeps nobody else.
-			proxies := rig.Proxies(t, servers)
+			proxies := kit.Proxies(t, servers)
 			taps := make([]*rig.Tap, len(proxies))
 			for i, p := range proxies {
 				taps[i] = rig.NewTap(p)

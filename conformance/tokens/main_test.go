@@ -7,13 +7,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/holdfast-go/holdfast/conformance/internal/kit"
 	"github.com/holdfast-go/holdfast/conformance/internal/rig"
 	"github.com/holdfast-go/holdfast/redlock"
 	"github.com/holdfast-go/holdfast/servertest"
 	"github.com/holdfast-go/holdfast/store"
 )
 
-func TestMain(m *testing.M) { rig.Main(m) }
+func TestMain(m *testing.M) { kit.Main(m, nil) }
 
 // Two nodes of five are down. An acquisition of a free key succeeds every time: an answer that
 // needs another round does not end the attempt while the rest has still to answer.
@@ -27,7 +28,7 @@ func TestFreeKeyIsGrantedByThreeOfFive(t *testing.T) {
 		stores = append(stores, rig.Store(t, redlock.Options{NodeTimeout: 2 * time.Second}, rig.Nodes(t, c, servers...)...))
 	}
 	var last store.Grant
-	for i := range rig.Count(300, 3000) {
+	for i := range kit.Count(300, 3000) {
 		c := stores[i%2].Claim("k", store.ClaimOptions{TTL: 10 * time.Second})
 		g, err := c.Try(context.Background())
 		if err != nil {

@@ -1,19 +1,17 @@
-// Package rig wires stores of package redlock to the servers of a test.
+// Package rig wires stores to servers in the ways that package kit does not: as other users,
+// through names that lead elsewhere later, and with an ear on the wire.
 package rig
 
 import (
 	"context"
 	"crypto/tls"
 	"net"
-	"os"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 	"github.com/redis/rueidis"
-	"go.uber.org/goleak"
 
 	"github.com/holdfast-go/holdfast/redlock"
 	"github.com/holdfast-go/holdfast/redlock/goredisnode"
@@ -90,52 +88,6 @@ func Store(t testing.TB, o redlock.Options, nodes ...redlock.Node) *redlock.Stor
 	}
 	return s
 }
-
-// Proxies puts one proxy before each server.
-func Proxies(t testing.TB, servers []*servertest.RedisServer, opts ...servertest.ProxyOption) []*servertest.Proxy {
-	t.Helper()
-	var proxies []*servertest.Proxy
-	for _, s := range servers {
-		proxies = append(proxies, servertest.NewProxy(t, s.Addr(), opts...))
-	}
-	return proxies
-}
-
-// Soak says whether tests run at full count.
-func Soak() bool { return os.Getenv("HOLDFAST_SOAK") == "1" }
-
-// Count is few, and full under HOLDFAST_SOAK=1.
-func Count(few, full int) int {
-	if Soak() {
-		return full
-	}
-	return few
-}
-
-// Main runs a package's tests and fails where goroutines are left. A RELEASE that is owed to a
-// node which is gone is tried for one ttl; that is no leak.
-func Main(m *testing.M) {
-	goredis.SetLogger(quiet{}) // it tells of every connection that fails
-	code := m.Run()
-	if code == 0 {
-		var err error
-		owed := goleak.IgnoreAnyFunction("github.com/holdfast-go/holdfast/redlock.(*peer).repay")
-		for end := time.Now().Add(5 * time.Second); ; time.Sleep(200 * time.Millisecond) {
-			if err = goleak.Find(owed); err == nil || time.Now().After(end) {
-				break
-			}
-		}
-		if err != nil {
-			os.Stderr.WriteString(err.Error() + "\n")
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
-
-type quiet struct{}
-
-func (quiet) Printf(context.Context, string, ...any) {}
 
 // OneLine checks that an error for people is one line, and has each of the parts.
 func OneLine(t testing.TB, err error, parts ...string) {
