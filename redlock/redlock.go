@@ -67,6 +67,7 @@ type Store struct {
 	began    time.Time
 	heard    atomic.Int64 // age, in ns, at which some node last answered
 	released recent       // owners that this store value has released
+	sending  sending
 	deadline sharedDeadline
 }
 

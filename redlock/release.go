@@ -10,6 +10,56 @@ import (
 	"github.com/holdfast-go/holdfast/store"
 )
 
+// Settle returns when every release that was sent has been answered, or when ctx is done,
+// with its error. Release itself returns once a quorum has answered: a program that ends
+// right afterwards would leave its vote on the other nodes until the ttl ends. Nodes that
+// do not answer are not waited for longer than their request lasts.
+func (s *Store) Settle(ctx context.Context) error {
+	select {
+	case <-s.sending.wait():
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// sending counts the first requests of releases that are under way.
+type sending struct {
+	mu   sync.Mutex
+	n    int
+	idle chan struct{} // closed when n is zero again; nil where nobody waits
+}
+
+func (s *sending) begin() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.n++
+}
+
+func (s *sending) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.n--; s.n == 0 && s.idle != nil {
+		close(s.idle)
+		s.idle = nil
+	}
+}
+
+func (s *sending) wait() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	idle := s.idle
+	if idle == nil {
+		idle = make(chan struct{})
+		if s.n == 0 {
+			close(idle)
+			return idle
+		}
+		s.idle = idle
+	}
+	return idle
+}
+
 // releasing is one RELEASE on its way to the nodes. It goes on, without a caller, until
 // each node has answered or what it would free has ended.
 type releasing struct {
@@ -153,7 +203,9 @@ func (r *releasing) send(p *peer, d debt) {
 		p.owe(d)
 		return
 	}
+	p.s.sending.begin()
 	go func() {
+		defer p.s.sending.end()
 		freed, wait, err := parseRelease(p.run(d.call)[0], d.stamp)
 		if err == nil || codeOf(err) != "" {
 			p.answered()

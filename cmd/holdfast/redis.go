@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"net"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -22,21 +21,20 @@ func openRedis(specs []storeSpec, f storeFlags) (*opened, error) {
 		return nil, err
 	}
 	var nodes []redlock.Node
-	var open atomic.Int64
 	var urls []string
 	for _, s := range specs {
 		conn, err := rueidisnode.Dial(s.client())
 		if err != nil {
 			return nil, err
 		}
-		nodes = append(nodes, &counted{conn, &open})
+		nodes = append(nodes, conn)
 		urls = append(urls, s.url(terms.MaxTTL, terms.TrustRestarts))
 	}
 	st, err := redlock.New(terms, nodes...)
 	if err != nil {
 		return nil, err
 	}
-	return &opened{st, strings.Join(urls, " "), func() { settle(&open) }}, nil
+	return &opened{st, strings.Join(urls, " "), func() { settle(st) }}, nil
 }
 
 // terms joins what the flags and the URLs say about the deployment. It is one for all
@@ -80,30 +78,13 @@ func (s storeSpec) client() rueidis.ClientOption {
 	return o
 }
 
-// counted counts the pipelines that are under way.
-type counted struct {
-	*rueidisnode.Conn
-	open *atomic.Int64
-}
-
-func (c *counted) Run(ctx context.Context, calls ...redlock.Call) []redlock.Reply {
-	c.open.Add(1)
-	defer c.open.Add(-1)
-	return c.Conn.Run(ctx, calls...)
-}
-
+// settleLimit bounds how long the command stays for servers beyond the quorum.
 const settleLimit = 250 * time.Millisecond
 
-// settle waits until nothing is under way. A release returns when a quorum has answered,
-// and would else not reach the other servers before the process ends: the vote would stay
-// there until the ttl. What one answer brings about has begun well within the pause. The
-// connections end with the process.
-func settle(open *atomic.Int64) {
-	limit := time.Now().Add(settleLimit)
-	for quiet := 0; quiet < 2 && time.Now().Before(limit); quiet++ {
-		time.Sleep(time.Millisecond)
-		if open.Load() > 0 {
-			quiet = -1
-		}
-	}
+// settle lets the releases under way reach every server. The connections end with the
+// process.
+func settle(st *redlock.Store) {
+	ctx, cancel := context.WithTimeout(context.Background(), settleLimit)
+	defer cancel()
+	_ = st.Settle(ctx) // a server that does not answer keeps the vote until its ttl ends
 }
