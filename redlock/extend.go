@@ -116,7 +116,12 @@ func (b *batch) send() {
 			Args:   []string{e.owner, milliseconds(e.c.ttl)},
 		}
 	}
-	for _, p := range b.s.peers {
+	away := b.away()
+	for i, p := range b.s.peers {
+		if away[i] != nil {
+			b.deliver(p, nil, away[i])
+			continue
+		}
 		if p.keeping.Add(1) > maxKeeping {
 			p.keeping.Add(-1)
 			b.deliver(p, nil, errors.New("earlier extensions are unanswered"))
@@ -128,6 +133,21 @@ func (b *batch) send() {
 			b.deliver(p, replies, nil)
 		}()
 	}
+}
+
+// away tells which nodes are left out, and why: those that have just missed an answer, as
+// long as a quorum of others can be asked.
+func (b *batch) away() []error {
+	why, left := make([]error, len(b.s.peers)), 0
+	for i, p := range b.s.peers {
+		if why[i] = p.silent(); why[i] == nil {
+			left++
+		}
+	}
+	if left < b.s.q {
+		clear(why)
+	}
+	return why
 }
 
 // deliver books a node's answers. The last node's starts the healing.
