@@ -70,9 +70,7 @@ func lapsedRelease(e *env) string {
 	e.lapse(1, 2, 3)
 	lb.acquire()
 	la.release()
-	for _, w := range a.wires {
-		e.until("the release", func() bool { return w.count("RELEASE") > 0 })
-	}
+	a.arrived("RELEASE", 1)
 	_ = lc.try(e.ctx)
 	return bothValid(lb, lc)
 }
@@ -92,15 +90,14 @@ func lateRelease(e *env) string {
 	late := a.fault("RELEASE").hold()
 	try := e.begin(la.try) // node 1 votes for A, the others have voted for C
 	late.await()
+	a.arrived("VOTE", 1)
 	if try.giveUp() == nil {
 		e.t.Fatal("two holders")
 	}
 	lc.release()
 	la.acquire()
 	late.end()
-	for _, w := range a.wires {
-		e.until("the late release", func() bool { return w.count("RELEASE") > 0 })
-	}
+	a.arrived("RELEASE", 1)
 	lb := b.claim(ttl)
 	_ = lb.try(e.ctx)
 	return bothValid(la, lb)
@@ -129,9 +126,8 @@ func olderExtension(e *env) string {
 	second := e.begin(la.extend)
 	lost.await()
 	slow.end()
-	e.until("the late answers to be booked", func() bool { return e.told("extend") >= len(e.servers) })
-	time.Sleep(20 * time.Millisecond) // they are told just before
-	_ = second.giveUp()
+	e.until("the late answers", func() bool { return e.told("extend") >= len(e.servers) })
+	_ = second.waitOr(soon)
 	return besideTicket(e, la, b, 4500*time.Millisecond)
 }
 
@@ -143,8 +139,8 @@ func shorter(op string) func(e *env) string {
 		la := a.claim(ttl)
 		la.acquire()
 		la.mustExtend()
+		a.arrived(op, 1)
 		for _, w := range a.wires {
-			e.until("all answers", func() bool { return w.count(op) > 0 })
 			w.resend(op, argTTL, "1000")
 		}
 		e.elapse(2 * time.Second)
@@ -220,8 +216,7 @@ func revived(how int) func(e *env) string {
 			late.end()
 			answers.end()
 			e.until("the late answers", func() bool { return e.told("extend") >= 5 })
-			time.Sleep(20 * time.Millisecond)
-			_ = extension.giveUp()
+			_ = extension.waitOr(soon)
 		case byExtension:
 			answers.end()
 			late.end()
@@ -344,8 +339,7 @@ func runsOutAtNode2(e *env, la, lb *lease, try *call, late *fault) string {
 	extension := e.begin(la.extend)
 	lost.await()
 	e.until("the other answers", func() bool { return la.c.wire(1).count("KEEP") >= 2 && la.c.wire(3).count("KEEP") >= 2 })
-	time.Sleep(20 * time.Millisecond)
-	_ = extension.giveUp()
+	_ = extension.waitOr(soon)
 
 	e.lapse(2)
 	late.end()
@@ -435,8 +429,8 @@ func deletedTicket(e *env) string {
 
 // deleteAll deletes the votes, when all nodes have given them.
 func (e *env) deleteAll(a *client) {
-	for i, w := range a.wires {
-		e.until("all votes", func() bool { return w.count("VOTE") > 0 })
+	a.arrived("VOTE", 1)
+	for i := range a.wires {
 		e.do(i+1, "DEL", e.key)
 	}
 }

@@ -78,10 +78,11 @@ func afterRelease(e *env, hold func(b *client, stamp int64) *fault) string {
 	m := e.marks(4 * time.Second)
 	lc, lb, la := c.claim(ttl), b.claim(ttl), a.claim(ttl)
 	lc.acquire()
-	e.allMarked(m + 1)
+	c.arrived("VOTE", 2) // the first has seen the marks, the second is accepted
 	if lb.try(e.ctx) == nil {
 		e.t.Fatal("two holders")
 	}
+	b.arrived("VOTE", 1)
 	lc.release()
 	e.unvoted()
 
@@ -92,7 +93,7 @@ func afterRelease(e *env, hold func(b *client, stamp int64) *fault) string {
 	if int64(la.token()) != m+2 {
 		e.t.Fatalf("A got token %d, not the stamp %d that B proposes", la.token(), m+2)
 	}
-	e.allMarked(m + 2)
+	a.arrived("VOTE", 2)
 	la.release()
 	e.unvoted()
 
@@ -119,9 +120,11 @@ func tokenOfHealing(e *env) string {
 	e.wall(4500 * time.Millisecond)
 	la.mustExtend()
 	e.until("node 3 to heal", func() bool { return e.voted(3) == la.grant.Owner })
-	e.until("the answer to be booked", func() bool { return e.healings(3) == 1 })
+	e.until("the answer", func() bool { return e.healings(3) == 1 })
 	e.wall(0)
-	la.mustExtend()
+	for range 3 {
+		la.mustExtend()
+	}
 
 	e.lapse(1, 2)
 	if la.valid() {
@@ -159,9 +162,7 @@ func yearAheadRelease(e *env) string {
 	lost := a.fault("VOTE").refuse()
 	e.wall(year)
 	_ = a.claim(ttl).try(e.ctx)
-	for _, w := range a.wires {
-		e.until("the release", func() bool { return w.count("RELEASE") > 0 })
-	}
+	a.arrived("RELEASE", 1)
 	e.wall(0)
 	lost.end()
 
@@ -228,8 +229,8 @@ func shortQuarantineTokens(e *env) string {
 	e.wall(0)
 
 	e.restart(1)
-	e.elapse(1200 * time.Millisecond)
-	e.aged(e.server(1), time.Second)
+	e.elapse(2500 * time.Millisecond)
+	e.aged(e.server(1), 2*time.Second)
 	lb := e.stranger("B", o).claim(time.Second)
 	if err := lb.try(e.ctx); young(err) {
 		e.elapse(31 * time.Second)

@@ -137,7 +137,6 @@ type fault struct {
 	gate    chan struct{}
 	once    sync.Once
 	hits    atomic.Int64
-	perhaps bool // it may be that nothing meets it, depending on the rule
 }
 
 // fault makes one for the given nodes, or for all where none is named. It does nothing until
@@ -155,9 +154,6 @@ func (c *client) fault(op string, nodes ...int) *fault {
 
 // since limits the fault to stamps of s and above.
 func (f *fault) since(s int64) *fault { f.from = s; return f }
-
-// maybe says that the fault need not happen.
-func (f *fault) maybe() *fault { f.perhaps = true; return f }
 
 // refuse answers an error of the server: no vote, and nothing has happened.
 func (f *fault) refuse() *fault { f.refuses = true; return f.begin() }
