@@ -221,13 +221,14 @@ type round struct {
 	oks      int
 	closed   bool          // the decision is taken; later answers are only booked
 	done     chan struct{} // closed when the round can stop
-	quorum   chan struct{} // closed when Q nodes answered
+	ending   bool
+	enough   chan struct{} // closed when Q nodes have answered, or so many cannot any more
 }
 
 // round sends the next stamp and waits until the answers decide.
 func (c *claim) round(ctx context.Context) (*round, error) {
 	r := &round{c: c, answers: make([]answer, len(c.s.peers)), errs: make([]error, len(c.s.peers)),
-		done: make(chan struct{}), quorum: make(chan struct{})}
+		done: make(chan struct{}), enough: make(chan struct{})}
 	var usable []*peer
 	for i, p := range c.s.peers {
 		if err := p.usable(); err != nil {
@@ -305,11 +306,12 @@ func (r *round) deliver(p *peer, a answer, err error) {
 	if a.kind == ok {
 		r.oks++
 	}
-	n := count(r.answers).answered
-	if n == r.c.s.q && a.kind != noAnswer {
-		close(r.quorum)
+	n, pending := count(r.answers).answered, r.asked-r.answered
+	if !r.ending && (n >= r.c.s.q || n+pending < r.c.s.q) {
+		r.ending = true
+		close(r.enough)
 	}
-	early := settled(r.c.s.q, r.oks, n, r.asked-r.answered) && !off(ruleA) && !off(ruleI)
+	early := settled(r.c.s.q, r.oks, n, pending) && !off(ruleA) && !off(ruleI)
 	if early || r.answered == r.asked {
 		r.closed = true
 		close(r.done)
@@ -342,13 +344,13 @@ func (r *round) await(ctx context.Context) error {
 	s := r.c.s
 	limit := time.NewTimer(max(0, s.opts.NodeTimeout-s.clock.Since(r.t0)))
 	defer limit.Stop()
-	quorum := r.quorum
+	enough := r.enough
 	for {
 		select {
 		case <-r.done:
 			return nil
-		case <-quorum:
-			quorum = nil
+		case <-enough:
+			enough = nil
 			took := s.clock.Since(r.t0)
 			limit.Reset(max(0, min(max(took, 2*s.roundTrip()), s.opts.NodeTimeout-took)))
 		case <-limit.C:

@@ -71,11 +71,12 @@ func count(answers []answer) tally {
 }
 
 // settled reports whether a round can stop before its time is up: Q nodes accepted the
-// stamp, or so many can no longer do so. pending nodes have still to answer. While Q answers
-// can be had, they are waited for, since what to do next is decided by them: of three usable
-// nodes of five a single one that is low or busy makes a quorum impossible, and says little.
+// stamp, or so many can no longer do so. pending nodes have still to answer. While fewer
+// than Q have answered, the others are waited for, since what to do next is decided by Q
+// answers: of three usable nodes of five a single one that is low or busy makes a grant
+// impossible, and says little.
 func settled(q, oks, answered, pending int) bool {
-	return oks >= q || answered+pending < q || answered >= q && oks+pending < q
+	return oks >= q || answered >= q && oks+pending < q
 }
 
 // nextSeen is the mark that the next stamp must exceed: the Q-th smallest that was

@@ -234,7 +234,7 @@ func TestSettled(t *testing.T) {
 		want                      bool
 	}{
 		{3, 3, 3, 2, true}, {3, 2, 2, 3, false}, {3, 0, 2, 3, false}, {3, 0, 3, 2, true}, {3, 2, 5, 0, true},
-		{3, 0, 1, 2, false}, {3, 0, 2, 2, false}, {3, 0, 0, 2, true}, {3, 1, 1, 1, true},
+		{3, 0, 1, 2, false}, {3, 0, 2, 2, false}, {3, 0, 0, 2, false}, {3, 1, 1, 1, false},
 		{1, 0, 0, 1, false}, {1, 1, 1, 0, true}, {1, 0, 1, 0, true},
 	} {
 		if got := settled(c.q, c.oks, c.answered, c.pending); got != c.want {
