@@ -108,7 +108,10 @@ func TestRestartWithReplicationHistoryDoesNotVote(t *testing.T) {
 	p.follow(p.two, p.one)
 	st := rig.Store(t, strict, rig.GoRedis.Node(t, p.one.Addr()))
 	_, before := acquire(t, st, "k")
-	rig.Must(t, p.one, "SAVE")
+	servertest.Eventually(t, 10*time.Second, func() error { // the replica's copy may be on its way
+		_, err := p.one.Do("SAVE")
+		return err
+	})
 	p.one.Kill()
 	// Its uptime is past the quarantine, as if somebody had set the clock at boot.
 	p.one.Restart(servertest.Aged(time.Hour))
