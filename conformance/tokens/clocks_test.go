@@ -325,7 +325,7 @@ func (w *world) jumpBack() {
 
 // showClock proves by the server's own TIME where its clock stands.
 func (w *world) showClock(i int, want time.Duration) {
-	off := serverTime(w.t, w.servers[i]).Sub(time.Now()) - w.skipped
+	off := time.Until(serverTime(w.t, w.servers[i])) - w.skipped
 	if d := off - want; d.Abs() > 5*time.Second {
 		w.t.Fatalf("the clock of node %d is %v ahead, not %v", i, off, want)
 	}
