@@ -4,6 +4,8 @@ package tokens_test
 
 import (
 	"context"
+	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -41,5 +43,51 @@ func TestFreeKeyIsGrantedByThreeOfFive(t *testing.T) {
 		if err := c.Release(context.Background()); err != nil {
 			t.Fatalf("round %d: %v", i, err)
 		}
+	}
+}
+
+// Two nodes of five have clocks that are far ahead, and theirs are among the first answers,
+// which ask for a higher stamp. A claim is not steered by them to stamps that the other three
+// refuse until their clocks are there.
+func TestBadClocksDoNotSteerAClaim(t *testing.T) {
+	t.Parallel()
+	servers := servertest.RedisN(t, 5, servertest.Aged(time.Hour))
+	proxies := kit.Proxies(t, servers)
+	st := rig.Store(t, redlock.Options{NodeTimeout: time.Second}, rig.Nodes(t, rig.GoRedis, proxies...)...)
+	warm := st.Claim("warm", store.ClaimOptions{TTL: 10 * time.Second})
+	if _, err := warm.Try(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	for i, s := range servers {
+		if i < 2 {
+			s.Clock().Set(jump)
+		} else {
+			// As another client left it, whose clock is a little ahead: the first stamp is low.
+			rig.Must(t, s, "SET", "{k}:fence", strconv.FormatInt(time.Now().Add(2*time.Second).UnixMicro(), 10), "PX", "120000")
+		}
+		if i > 2 {
+			proxies[i].DelayReplies(50 * time.Millisecond)
+		}
+	}
+	var mu sync.Mutex
+	low := 0 // answers of the two
+	ctx := store.WithTrace(context.Background(), func(e store.NodeEvent) {
+		mu.Lock()
+		defer mu.Unlock()
+		if e.Outcome == "low" && (e.Node == proxies[0].Addr() || e.Node == proxies[1].Addr()) {
+			low++
+		}
+	})
+	c := st.Claim("k", store.ClaimOptions{TTL: 10 * time.Second})
+	begin := time.Now()
+	servertest.Eventually(t, jump/3, func() error {
+		_, err := c.Try(ctx)
+		return err
+	})
+	mu.Lock()
+	defer mu.Unlock()
+	t.Logf("granted after %v; the two found a stamp too low %d times", time.Since(begin), low)
+	if low == 0 {
+		t.Error("the bad clocks steered nobody; nothing is shown")
 	}
 }
