@@ -119,7 +119,7 @@ func (b *batch) send() {
 	away := b.away()
 	for i, p := range b.s.peers {
 		if away[i] != nil {
-			b.deliver(p, nil, away[i])
+			b.deliver(p, nil, notAsked{away[i]})
 			continue
 		}
 		if p.keeping.Add(1) > maxKeeping {
@@ -297,7 +297,8 @@ func (b *batch) noteSilent() {
 	defer b.mu.Unlock()
 	for i, p := range b.s.peers {
 		var silent errNoAnswer
-		if errors.As(b.leases[0].nodes[i].Err, &silent) {
+		var unasked notAsked
+		if err := b.leases[0].nodes[i].Err; errors.As(err, &silent) && !errors.As(err, &unasked) {
 			p.note(silent)
 		}
 	}
