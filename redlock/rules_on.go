@@ -22,7 +22,8 @@ var (
 var ruleNames = "ABCDEFGIJKLMNOPQRSTUVm"
 
 // SwitchOff switches the named rules off, such as "M" or "EJ", and returns what switches
-// them on again; "m" is the half of M that is the client's. Stores made before are only partly affected: their scripts stay.
+// them on again; "m" is the half of M that is the client's. Stores made before are only
+// partly affected: their scripts stay.
 func SwitchOff(names string) (restore func()) {
 	var mask uint64
 	for _, name := range names {
