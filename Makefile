@@ -10,6 +10,9 @@ FUZZTIME    ?= 5s
 
 GOTEST   = go test -count=1 -p $(P)
 REQUIRE  = HOLDFAST_REQUIRE=redis,cc
+# Tests that switch rules of the protocol off, or move a client's clock, need this tag.
+RULES    = -tags holdfast_rules github.com/holdfast-go/holdfast/conformance/rules \
+           github.com/holdfast-go/holdfast/conformance/tokens
 
 .PHONY: help deps test race soak check fmt vet staticcheck cross modules fuzz bench
 
@@ -20,12 +23,15 @@ deps: ## install what the tests need (redis-server, a C compiler) where it is mi
 	@.ci/deps
 
 test: deps ## run the tests of every module, with small counts
+	$(REQUIRE) $(GOTEST) -timeout 10m $(RULES)
 	$(REQUIRE) $(GOTEST) -timeout 10m $(ALL)
 
 race: deps ## the same under the race detector
+	$(REQUIRE) $(GOTEST) -race -timeout 20m $(RULES)
 	$(REQUIRE) $(GOTEST) -race -timeout 20m $(ALL)
 
 soak: deps ## the same with full counts, printing their figures
+	HOLDFAST_SOAK=1 $(REQUIRE) $(GOTEST) -v -p 1 -timeout 3h $(RULES)
 	HOLDFAST_SOAK=1 $(REQUIRE) $(GOTEST) -v -p 1 -timeout 3h $(ALL)
 
 check: fmt vet staticcheck cross modules ## everything that needs no server
@@ -35,6 +41,7 @@ fmt: ## fail where gofmt would change a file
 
 vet: ## go vet for this system
 	go vet $(ALL)
+	go vet $(RULES) github.com/holdfast-go/holdfast/redlock
 
 staticcheck: ## staticcheck, at a pinned version
 	go run $(STATICCHECK) $(ALL)

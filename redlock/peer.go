@@ -288,7 +288,6 @@ type debts struct {
 	mu      sync.Mutex
 	owed    []debt
 	running bool
-	wake    chan struct{}
 }
 
 type debt struct {
