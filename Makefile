@@ -14,6 +14,9 @@ REQUIRE  = HOLDFAST_REQUIRE=redis,cc
 RULES    = -tags holdfast_rules github.com/holdfast-go/holdfast/conformance/rules \
            github.com/holdfast-go/holdfast/conformance/tokens
 
+# Both, the second also where the first has failed.
+tests    = set -x; failed=0; $(1) $(RULES) || failed=1; $(1) $(ALL) || failed=1; exit $$failed
+
 .PHONY: help deps test race soak check fmt vet staticcheck cross modules fuzz bench
 
 help: ## show this list
@@ -23,16 +26,13 @@ deps: ## install what the tests need (redis-server, a C compiler) where it is mi
 	@.ci/deps
 
 test: deps ## run the tests of every module, with small counts
-	$(REQUIRE) $(GOTEST) -timeout 10m $(RULES)
-	$(REQUIRE) $(GOTEST) -timeout 10m $(ALL)
+	@$(call tests,$(REQUIRE) $(GOTEST) -timeout 10m)
 
 race: deps ## the same under the race detector
-	$(REQUIRE) $(GOTEST) -race -timeout 20m $(RULES)
-	$(REQUIRE) $(GOTEST) -race -timeout 20m $(ALL)
+	@$(call tests,$(REQUIRE) $(GOTEST) -race -timeout 20m)
 
 soak: deps ## the same with full counts, printing their figures
-	HOLDFAST_SOAK=1 $(REQUIRE) $(GOTEST) -v -p 1 -timeout 3h $(RULES)
-	HOLDFAST_SOAK=1 $(REQUIRE) $(GOTEST) -v -p 1 -timeout 3h $(ALL)
+	@$(call tests,HOLDFAST_SOAK=1 $(REQUIRE) $(GOTEST) -v -p 1 -timeout 3h)
 
 check: fmt vet staticcheck cross modules ## everything that needs no server
 
@@ -45,6 +45,7 @@ vet: ## go vet for this system
 
 staticcheck: ## staticcheck, at a pinned version
 	go run $(STATICCHECK) $(ALL)
+	go run $(STATICCHECK) $(RULES) github.com/holdfast-go/holdfast/redlock
 
 cross: ## compile everything, tests too, for the other systems
 	@set -e; for t in $(TARGETS); do echo "go vet for $$t"; \
