@@ -118,7 +118,7 @@ func permanent(node, key string, err error) error {
 	case "NOAUTH", "WRONGPASS":
 		return refuse(node, "refuses the credentials: "+oneLine(reply.Text))
 	case "NOPERM":
-		return refuse(node, "allows too little; Holdfast needs +eval +evalsha +script|load +info and the commands of its scripts on the lock's keys: "+oneLine(reply.Text))
+		return refuse(node, oneLine(reply.Text)+"; Holdfast needs +eval +evalsha +script|load +info, and on the lock's keys the commands of its scripts")
 	case "WRONGTYPE":
 		return refused{&store.InvalidError{Field: "key", Value: key, Rule: "holds another kind of value on node " + node + "; a lock needs a key of its own"}}
 	case "MAXTTL":
@@ -130,8 +130,8 @@ func permanent(node, key string, err error) error {
 // oneLine keeps an error of somebody else's to one line of bounded length.
 func oneLine(s string) string {
 	s = strings.Join(strings.Fields(s), " ")
-	if len(s) > 200 {
-		s = s[:197] + "..."
+	if len(s) > 400 {
+		s = s[:397] + "..."
 	}
 	return s
 }
