@@ -24,9 +24,13 @@ import (
 type admitted struct {
 	single    atomic.Pointer[voteScript]
 	isCluster atomic.Bool
-	mu        sync.Mutex // one admission at a time
-	bySlot    sync.Map   // uint16 -> *voteScript
+	turn      chan struct{} // one admission at a time
+	bySlot    sync.Map      // uint16 -> *voteScript
 }
+
+// admissionSteps is what an admission needs of node timeouts: it connects, and asks five
+// things one after the other. A round does not wait for that longer than for a vote.
+const admissionSteps = 8
 
 // load returns the script for a key, or nil where its server was not admitted yet.
 func (a *admitted) load(key string) *voteScript {
@@ -58,15 +62,15 @@ func (p *peer) script(key string) (*voteScript, error) {
 // readmit admits the server of a key, unless another caller has done so since it had the
 // script known.
 func (p *peer) readmit(key string, known *voteScript) (*voteScript, error) {
-	p.admitted.mu.Lock()
-	defer p.admitted.mu.Unlock()
+	p.admitted.turn <- struct{}{}
+	defer func() { <-p.admitted.turn }()
 	if s := p.admitted.load(key); s != nil && s != known {
 		return s, nil
 	}
 	if err := p.usable(); err != nil { // another caller has just found out
 		return nil, notAsked{err}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), p.s.opts.NodeTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), admissionSteps*p.s.opts.NodeTimeout)
 	defer cancel()
 	var s *voteScript
 	var cluster bool
@@ -291,22 +295,21 @@ func (p *peer) loadScript(do func(args ...string) (any, error), id identity) (*v
 // comes. It waits for each node for at most the node timeout, and once in the store's life.
 func (s *Store) contact(ctx context.Context, key string) error {
 	if !s.contacted.Load() {
-		s.contactMu.Lock()
-		defer s.contactMu.Unlock()
-		if !s.contacted.Load() {
-			if err := s.meetAll(ctx, key); err != nil {
-				return err
-			}
-			s.contacted.Store(true)
+		s.meet.Do(func() { go s.meetAll(store.Trace(ctx), key) })
+		select {
+		case <-s.met:
+		case <-ctx.Done():
+			return ctx.Err()
 		}
 	}
-	return s.refusal()
+	return s.refusal(key)
 }
 
-func (s *Store) meetAll(ctx context.Context, key string) error {
-	trace := store.Trace(ctx)
-	met := make(chan struct{}, len(s.peers))
+func (s *Store) meetAll(trace func(store.NodeEvent), key string) {
+	met := make(chan *peer, len(s.peers))
+	missing := map[*peer]bool{}
 	for _, p := range s.peers {
+		missing[p] = true
 		go func() {
 			sent := s.clock.Now()
 			_, err := p.script(key)
@@ -315,29 +318,36 @@ func (s *Store) meetAll(ctx context.Context, key string) error {
 				outcome = noAnswer
 			}
 			p.tell(trace, "admit", "", outcome, err, sent)
-			met <- struct{}{}
+			met <- p
 		}()
 	}
 	limit := time.NewTimer(s.opts.NodeTimeout)
 	defer limit.Stop()
-	for range s.peers {
+	for late := false; len(missing) > 0 && !late; {
 		select {
-		case <-met:
+		case p := <-met:
+			delete(missing, p)
 		case <-limit.C:
-			return nil
-		case <-ctx.Done():
-			return ctx.Err()
+			late = true
 		}
 	}
-	return nil
+	for p := range missing {
+		p.note(errNoAnswer{s.opts.NodeTimeout})
+	}
+	s.contacted.Store(true)
+	close(s.met)
 }
 
-// refusal returns why the store is not put together right, where that was found.
-func (s *Store) refusal() error {
+// refusal returns why the store is not put together right, where that was found. It stands
+// until the node that was refused is found mended: it is asked again from time to time.
+func (s *Store) refusal(key string) error {
 	for _, p := range s.peers {
-		var bad misconfigured
-		if err := p.usable(); errors.As(err, &bad) {
-			return bad.error
+		err, again := p.refusal()
+		if again {
+			go p.reconsider(key)
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return nil

@@ -61,6 +61,9 @@ func (s *Store) Claim(key string, o store.ClaimOptions) store.Claim {
 	c.ttl = o.TTL.Truncate(time.Millisecond)
 	c.invalid = store.CheckKey(key)
 	if c.invalid == nil {
+		c.invalid = checkVote(c.vote, key)
+	}
+	if c.invalid == nil {
 		c.invalid = s.info.CheckTTL(o.TTL)
 	}
 	return c
@@ -354,10 +357,10 @@ func (r *round) await(ctx context.Context) error {
 			took := s.clock.Since(r.t0)
 			limit.Reset(max(0, min(max(took, 2*s.roundTrip()), s.opts.NodeTimeout-took)))
 		case <-limit.C:
-			r.close(errNoAnswer{s.opts.NodeTimeout})
+			r.close()
 			return nil
 		case <-ctx.Done():
-			r.close(errNoAnswer{s.opts.NodeTimeout})
+			r.close()
 			return ctx.Err()
 		}
 	}
@@ -365,11 +368,13 @@ func (r *round) await(ctx context.Context) error {
 
 // close ends a round whose time is up. A node that has not answered then has missed an
 // answer only if it had the whole node timeout.
-func (r *round) close(err error) {
+func (r *round) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.closed = true
-	full := r.c.s.clock.Since(r.t0) >= r.c.s.opts.NodeTimeout
+	waited := min(r.c.s.clock.Since(r.t0), r.c.s.opts.NodeTimeout)
+	full := waited == r.c.s.opts.NodeTimeout
+	err := errNoAnswer{waited}
 	for i, p := range r.c.s.peers {
 		if r.answers[i].kind == noAnswer && r.errs[i] == nil {
 			r.errs[i] = err

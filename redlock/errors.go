@@ -56,10 +56,26 @@ func (e *QuorumError) Unwrap() []error {
 	errs := append([]error(nil), e.kinds...)
 	for i := range e.Nodes {
 		if e.Nodes[i].Err != nil {
-			errs = append(errs, &e.Nodes[i])
+			errs = append(errs, cause{&e.Nodes[i]})
 		}
 	}
 	return errs
+}
+
+// cause leads from a QuorumError to the outcome at one node, but for no kind of failure:
+// that one node refuses does not make the whole one final.
+type cause struct{ node *NodeError }
+
+func (c cause) Error() string { return c.node.Error() }
+
+func (c cause) As(target any) bool { return errors.As(c.node, target) }
+
+func (c cause) Is(target error) bool {
+	switch target {
+	case store.ErrHeld, store.ErrLost, store.ErrReleased, store.ErrUncertain, store.ErrUnavailable, store.ErrUnsupported, store.ErrInvalid:
+		return false
+	}
+	return errors.Is(c.node, target)
 }
 
 // YoungError says that a server may have forgotten locks and does not vote yet. It answers
@@ -81,7 +97,9 @@ func (e *YoungError) Is(target error) bool { return target == store.ErrUnavailab
 // request: it may have been executed, or may yet be.
 type errNoAnswer struct{ after time.Duration }
 
-func (e errNoAnswer) Error() string { return fmt.Sprintf("no answer within %v", e.after) }
+func (e errNoAnswer) Error() string {
+	return fmt.Sprintf("no answer within %v", e.after.Round(100*time.Microsecond))
+}
 
 func (e errNoAnswer) Is(target error) bool { return target == store.ErrUnavailable }
 
@@ -121,6 +139,8 @@ func permanent(node, key string, err error) error {
 		return refuse(node, oneLine(reply.Text)+"; Holdfast needs +eval +evalsha +script|load +info, and on the lock's keys the commands of its scripts")
 	case "WRONGTYPE":
 		return refused{&store.InvalidError{Field: "key", Value: key, Rule: "holds another kind of value on node " + node + "; a lock needs a key of its own"}}
+	case "CROSSSLOT":
+		return refused{clusterKeyError(key)}
 	case "MAXTTL":
 		return refuse(node, "has another MaxTTL: "+oneLine(reply.Text))
 	}

@@ -3,6 +3,7 @@ package redlock
 import (
 	"context"
 	"errors"
+	"strconv"
 	"sync"
 	"time"
 
@@ -25,7 +26,7 @@ func (s *Store) ExtendMany(ctx context.Context, claims []store.Claim) []store.Re
 	for i, sc := range claims {
 		c, ours := sc.(*claim)
 		if !ours || c.s != s {
-			b.results[i].Err = &store.InvalidError{Field: "claim", Value: "number " + milliseconds(time.Duration(i)), Rule: "must be a claim of this store"}
+			b.results[i].Err = &store.InvalidError{Field: "claim", Value: "number " + strconv.Itoa(i), Rule: "must be a claim of this store"}
 			continue
 		}
 		e, err := c.beginExtend(b, i)
@@ -104,8 +105,8 @@ func (c *claim) beginExtend(b *batch, index int) (*extending, error) {
 	return e, nil
 }
 
-// send asks every node. One that has many pipelines unanswered is not sent another: its
-// client would gather goroutines.
+// send asks every node. One that has many pipelines overdue is not sent another: its client
+// would gather goroutines.
 func (b *batch) send() {
 	b.pending = len(b.s.peers)
 	calls := make([]Call, len(b.leases))
@@ -122,14 +123,16 @@ func (b *batch) send() {
 			b.deliver(p, nil, notAsked{away[i]})
 			continue
 		}
-		if p.keeping.Add(1) > maxKeeping {
-			p.keeping.Add(-1)
+		if p.overdue.Load() >= maxOverdue && !p.due() {
 			b.deliver(p, nil, errors.New("earlier extensions are unanswered"))
 			continue
 		}
 		go func() {
+			late := time.AfterFunc(b.s.opts.NodeTimeout, func() { p.overdue.Add(1) })
 			replies := p.run(calls...)
-			p.keeping.Add(-1)
+			if !late.Stop() {
+				p.overdue.Add(-1)
+			}
 			b.deliver(p, replies, nil)
 		}()
 	}
@@ -160,6 +163,12 @@ func (b *batch) deliver(p *peer, replies []Reply, err error) {
 			}
 		}
 		p.tell(b.trace, "extend", e.c.key, answers[i].kind, errs[i], b.tr)
+	}
+	for _, a := range answers {
+		if a.now != 0 { // the stamps of healing follow the clocks
+			b.s.learnClock(p, a.now, b.s.clock.Since(b.tr))
+			break
+		}
 	}
 	if errs[0] == nil || codeOf(errs[0]) != "" {
 		p.answered()
@@ -318,7 +327,7 @@ func (b *batch) heal() {
 		}
 		b.mu.Unlock()
 		if len(patients) > 0 && p.usable() == nil {
-			p.heal(patients, b.trace)
+			go p.heal(patients, b.trace)
 		}
 	}
 }

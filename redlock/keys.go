@@ -39,12 +39,26 @@ func hashTag(key string) (string, bool) {
 	return tag, true
 }
 
+// checkVote refuses what only the prefix makes the name of a record: that of a node, or of
+// another lock. Those of a lock have a {.
+func checkVote(vote, key string) error {
+	suffixed := strings.HasSuffix(vote, ":fence") || strings.HasSuffix(vote, ":queue")
+	if strings.HasPrefix(vote, "{holdfast}:") || suffixed && strings.IndexByte(vote, '{') >= 0 {
+		return &store.InvalidError{Field: "key", Value: key, Rule: "gives " + vote + " with the prefix, which is the name of a record"}
+	}
+	return nil
+}
+
 // checkClusterKey refuses a key whose records cannot share its slot on a Cluster.
 func checkClusterKey(vote string) error {
 	if _, tagged := hashTag(vote); !tagged && strings.IndexByte(vote, '}') >= 0 {
-		return &store.InvalidError{Field: "key", Value: vote, Rule: "on a Redis Cluster a key that has a } must have a hash tag"}
+		return clusterKeyError(vote)
 	}
 	return nil
+}
+
+func clusterKeyError(vote string) *store.InvalidError {
+	return &store.InvalidError{Field: "key", Value: vote, Rule: "on a Redis Cluster a key that has a } must have a hash tag"}
 }
 
 const slots = 16384

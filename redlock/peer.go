@@ -25,26 +25,32 @@ type peer struct {
 	wasPrimary atomic.Bool
 	admitted
 	debts   debts
-	keeping atomic.Int32 // pipelines of KEEP that are unanswered
+	overdue atomic.Int32 // pipelines of KEEP that are unanswered for longer than the node timeout
 
-	mu     sync.Mutex
-	asked  int           // requests that are unanswered
-	heard  time.Duration // when it last answered, or was asked first after having answered all
-	misses int           // missing answers in a row
-	away   clock.Instant // not asked before this
-	why    error         // what the last missing answer was, or why it is not asked
+	mu         sync.Mutex
+	asked      int           // requests that are unanswered
+	last       time.Duration // when it was last asked
+	heard      time.Duration // when it last answered, or was asked first after having answered all
+	misses     int           // missing answers in a row
+	away       clock.Instant // not asked before this
+	why        error         // what the last missing answer was, or why it is not asked
+	unfit      error         // why it makes the store one that is not put together right
+	rechecking bool          // it is being asked whether it still does
 }
 
 func newPeer(s *Store, index int, n Node) *peer {
-	return &peer{s: s, index: index, node: n, name: n.Name()}
+	p := &peer{s: s, index: index, node: n, name: n.Name()}
+	p.admitted.turn = make(chan struct{}, 1)
+	p.debts.wake = make(chan struct{}, 1)
+	return p
 }
 
 const (
 	firstAway = 100 * time.Millisecond // after the first missing answer, doubled with each
 	maxAway   = 2 * time.Second
-	// maxKeeping bounds the unanswered pipelines of one node: a client that ignores
-	// deadlines must not gather goroutines while its node is frozen.
-	maxKeeping = 16
+	// maxOverdue bounds the overdue pipelines of one node: a client that ignores deadlines
+	// must not gather goroutines while its node is frozen.
+	maxOverdue = 16
 	// maxUnheard bounds the requests that a node is sent while it answers none and others
 	// do, for longer than minQuiet; maxProbes is the same for one that has missed an answer.
 	maxUnheard = 32
@@ -84,6 +90,7 @@ func (p *peer) silent() error {
 func (p *peer) crowded() error {
 	quiet := time.Duration(p.s.heard.Load()) - p.heard
 	switch {
+	case p.dueLocked():
 	case p.asked >= maxUnheard && quiet > max(minQuiet, 8*p.s.roundTrip()),
 		p.asked >= maxProbes && p.misses > 0:
 		return errNoAnswer{p.s.age() - p.heard}
@@ -95,9 +102,20 @@ func (p *peer) crowded() error {
 func (p *peer) asking() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.last = p.s.age()
 	if p.asked++; p.asked == 1 {
-		p.heard = p.s.age()
+		p.heard = p.last
 	}
+}
+
+// dueLocked reports whether a node shall be asked although its client has not returned from
+// earlier calls: it may never do so, and the node be well. p.mu is held.
+func (p *peer) dueLocked() bool { return p.s.age()-p.last > maxAway }
+
+func (p *peer) due() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.dueLocked()
 }
 
 // returned books that the node's client has returned, with or without an answer.
@@ -112,6 +130,24 @@ func (p *peer) returned(replies []Reply) {
 			return
 		}
 	}
+}
+
+// refusal returns why the node makes the store one that is not put together right, and
+// whether it is time to ask again.
+func (p *peer) refusal() (err error, again bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	again = p.unfit != nil && !p.rechecking && p.s.clock.Passed(p.away)
+	p.rechecking = p.rechecking || again
+	return p.unfit, again
+}
+
+// reconsider asks a node again that was refused.
+func (p *peer) reconsider(key string) {
+	p.readmit(key, p.admitted.load(key))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.rechecking = false
 }
 
 // answered books an answer to anything but a vote: it ends the silence, but says nothing of
@@ -132,6 +168,13 @@ func (p *peer) note(err error) {
 	defer p.mu.Unlock()
 	var young *YoungError
 	var bad refused
+	var unfit misconfigured
+	if !errors.As(err, &reply) {
+		p.unfit = nil
+	}
+	if errors.As(err, &unfit) {
+		p.unfit = unfit.error
+	}
 	switch {
 	case err == nil:
 		p.misses, p.away, p.why = 0, clock.Instant{}, nil
@@ -169,6 +212,11 @@ func (p *peer) run(calls ...Call) []Reply {
 // does not have the script is admitted, if it may be, and asked again with the same stamp.
 func (p *peer) vote(key string, call voteCall) (answer, error) {
 	script, err := p.script(key)
+	if err == nil && p.admitted.isCluster.Load() {
+		if err := checkClusterKey(key); err != nil {
+			return answer{}, refused{clusterKeyError(key)}
+		}
+	}
 	for attempt := 0; ; attempt++ {
 		if err != nil {
 			return answer{}, err
@@ -288,6 +336,8 @@ type debts struct {
 	mu      sync.Mutex
 	owed    []debt
 	running bool
+	wake    chan struct{} // more is owed
+	hung    atomic.Int32  // pipelines from which the client has not returned in time
 }
 
 type debt struct {
@@ -301,19 +351,26 @@ type debt struct {
 const (
 	firstRepeat = 20 * time.Millisecond
 	maxRepeat   = time.Second
+	maxRepaid   = 512 // in one pipeline
+	maxHung     = 8
 )
 
 // owe takes over the repetition of a RELEASE.
 func (p *peer) owe(d debt) {
 	p.debts.mu.Lock()
 	defer p.debts.mu.Unlock()
-	if len(p.debts.owed) >= 1024 { // a node that is away for long: drop what has ended
+	if n := len(p.debts.owed); n >= 1024 && n == cap(p.debts.owed) { // a node that is away for long: drop what has ended
 		p.debts.owed = p.unexpired(p.debts.owed)
 	}
 	p.debts.owed = append(p.debts.owed, d)
 	if !p.debts.running {
 		p.debts.running = true
 		go p.repay()
+		return
+	}
+	select {
+	case p.debts.wake <- struct{}{}:
+	default:
 	}
 }
 
@@ -336,7 +393,7 @@ func (p *peer) repay() {
 			return
 		}
 		if len(due) == 0 {
-			time.Sleep(min(next, maxRepeat))
+			p.rest(min(next, maxRepeat))
 			continue
 		}
 		if p.settle(due) {
@@ -345,6 +402,16 @@ func (p *peer) repay() {
 		}
 		time.Sleep(pause)
 		pause = min(2*pause, maxRepeat)
+	}
+}
+
+// rest waits until something is due, or more is owed.
+func (p *peer) rest(d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-p.debts.wake:
 	}
 }
 
@@ -357,7 +424,7 @@ func (p *peer) collect() (due []debt, next time.Duration) {
 	p.debts.owed = nil
 	next = -1
 	for _, d := range owed {
-		if left := p.s.clock.Until(d.due); left > 0 {
+		if left := max(p.s.clock.Until(d.due), 0); left > 0 || len(due) == maxRepaid {
 			p.debts.owed = append(p.debts.owed, d)
 			if next < 0 || left < next {
 				next = left
@@ -380,7 +447,7 @@ func (p *peer) settle(due []debt) bool {
 		calls[i] = d.call
 	}
 	answered := false
-	for i, r := range p.run(calls...) {
+	for i, r := range p.runInTime(calls) {
 		freed, wait, err := parseRelease(r, due[i].stamp)
 		if err == nil {
 			answered = true
@@ -397,6 +464,31 @@ func (p *peer) settle(due []debt) bool {
 		p.answered()
 	}
 	return answered
+}
+
+// runInTime is run for one that must not wait longer than a client has to.
+func (p *peer) runInTime(calls []Call) []Reply {
+	failed := make([]Reply, len(calls))
+	for i := range failed {
+		failed[i].Err = errNoAnswer{2 * p.s.opts.NodeTimeout}
+	}
+	if p.debts.hung.Load() >= maxHung && !p.due() {
+		return failed
+	}
+	replies := make(chan []Reply, 1)
+	late := time.AfterFunc(2*p.s.opts.NodeTimeout+sharing, func() {
+		p.debts.hung.Add(1)
+		replies <- failed
+	})
+	go func() {
+		r := p.run(calls...)
+		if late.Stop() {
+			replies <- r
+		} else {
+			p.debts.hung.Add(-1)
+		}
+	}()
+	return <-replies
 }
 
 // after puts a debt off by wait. A tombstone that a node's clock still refuses is worth

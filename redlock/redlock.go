@@ -59,7 +59,8 @@ type Store struct {
 	info    store.Info
 
 	contacted atomic.Bool // the first contact with every node has been tried
-	contactMu sync.Mutex
+	meet      sync.Once
+	met       chan struct{} // closed when contacted is set
 
 	runIDs   sync.Map     // run id -> name of the node that has it
 	offset   atomic.Int64 // us to add to the wall clock: the median of the nodes'
@@ -91,7 +92,7 @@ func New(o Options, nodes ...Node) (*Store, error) {
 	if len(nodes) == 0 {
 		return nil, &store.InvalidError{Field: "nodes", Value: "none", Rule: "at least one node is needed"}
 	}
-	s := &Store{opts: o, began: time.Now(), q: quorumOf(len(nodes)), inbox: newInbox(), scripts: newScripts(), clock: storeClock()}
+	s := &Store{opts: o, began: time.Now(), q: quorumOf(len(nodes)), inbox: newInbox(), scripts: newScripts(), clock: storeClock(), met: make(chan struct{})}
 	s.rtt.Store(int64(time.Millisecond))
 	sorted := slices.Clone(nodes)
 	for i, n := range sorted {
@@ -172,10 +173,15 @@ func drift(ttl time.Duration) time.Duration {
 // fairness depend on it.
 func (s *Store) wall() int64 { return wallNow() + s.offset.Load() }
 
-// learn takes a sample of a node's clock, and of the round trip that brought it.
+// learn takes a sample of a node's clock, and of the round trip that brought it. One that
+// came long after its time does not stretch every pause.
 func (s *Store) learn(p *peer, now int64, rtt time.Duration) {
-	s.rtt.Store(s.rtt.Load()*7/8 + int64(rtt)/8)
-	if now == 0 {
+	s.rtt.Store(s.rtt.Load()*7/8 + int64(min(rtt, s.opts.NodeTimeout))/8)
+	s.learnClock(p, now, rtt)
+}
+
+func (s *Store) learnClock(p *peer, now int64, rtt time.Duration) {
+	if now == 0 || rtt > s.opts.NodeTimeout { // it may be wrong by half as much
 		return
 	}
 	p.offset.Store(now + rtt.Microseconds()/2 - wallNow())

@@ -68,22 +68,23 @@ type releasing struct {
 	lease  bool // it ends a lease
 	needed int  // answers that a caller waits for
 	lost   error
-	sent   clock.Instant
-	until  clock.Instant
+	until  clock.Instant // end of the repetition; guarded by the claim's mutex
 	trace  func(store.NodeEvent)
+	asked  []bool
 
 	mu       sync.Mutex
 	nodes    []NodeError
-	asked    []bool
+	have     []bool // nodes that have answered
 	answered int
 	gone     int           // nodes that had no vote of ours when they were first asked
 	done     chan struct{} // closed when needed nodes have answered
+	result   error         // set before done is closed
 }
 
 // Release gives the vote back on all nodes. It returns when a quorum has answered, and
 // leaves the others to the background. It answers an error that is [store.ErrUncertain]
 // where no quorum answered within the node timeout; the repetition goes on, up to the ttl,
-// and another call waits for it.
+// and another call waits for it, or begins it anew.
 func (c *claim) Release(ctx context.Context) error {
 	c.mu.Lock()
 	c.ended = true
@@ -91,11 +92,40 @@ func (c *claim) Release(ctx context.Context) error {
 		c.releaseLocked(ctx)
 	}
 	r := c.last
+	if r != nil {
+		r.again()
+	}
 	c.mu.Unlock()
 	if r == nil {
 		return nil
 	}
 	return r.wait(ctx)
+}
+
+// again begins the repetition anew where it has ended in vain. The caller holds c.mu.
+func (r *releasing) again() {
+	s := r.c.s
+	if r.confirmed() || !s.clock.Passed(r.until) {
+		return
+	}
+	r.until = s.clock.Now().Add(r.c.ttl)
+	for i, p := range s.peers {
+		r.mu.Lock()
+		ask := r.asked[i] && !r.have[i]
+		r.mu.Unlock()
+		if ask {
+			r.send(p, r.call(r.a.nodes[i]))
+		}
+	}
+}
+
+func (r *releasing) confirmed() bool {
+	select {
+	case <-r.done:
+		return true
+	default:
+		return false
+	}
 }
 
 // abandon ends the attempt of a Try that was not granted. Where a round is given, it
@@ -143,8 +173,9 @@ func (c *claim) releaseLocked(ctx context.Context) *releasing {
 	if c.held && c.lost == nil && s.clock.Passed(c.until) {
 		c.lost = &store.LostError{} // by time, whatever the nodes still have
 	}
-	r := &releasing{c: c, a: c.attempt, lease: c.held || c.ticketed, lost: c.lost, sent: now, until: now.Add(c.ttl),
-		trace: store.Trace(ctx), nodes: make([]NodeError, len(s.peers)), asked: make([]bool, len(s.peers)), done: make(chan struct{})}
+	r := &releasing{c: c, a: c.attempt, lease: c.held || c.ticketed, lost: c.lost, until: now.Add(c.ttl),
+		trace: store.Trace(ctx), nodes: make([]NodeError, len(s.peers)), asked: make([]bool, len(s.peers)),
+		have: make([]bool, len(s.peers)), done: make(chan struct{})}
 	c.last, c.held = r, false
 	if !off(ruleE) || r.lease {
 		c.attempt = nil
@@ -158,6 +189,7 @@ func (c *claim) releaseLocked(ctx context.Context) *releasing {
 		}
 		r.asked[i] = n.sent > 0
 	}
+	// What an attempt without a grant left open, its error has told.
 	r.needed = min(s.q, known)
 	if r.lease {
 		r.needed = s.q
@@ -206,15 +238,21 @@ func (r *releasing) send(p *peer, d debt) {
 	p.s.sending.begin()
 	go func() {
 		defer p.s.sending.end()
+		sent := p.s.clock.Now()
+		late := time.AfterFunc(p.s.opts.NodeTimeout, func() { // the client may never return
+			p.note(errNoAnswer{p.s.opts.NodeTimeout})
+			p.owe(d)
+		})
 		freed, wait, err := parseRelease(p.run(d.call)[0], d.stamp)
+		owed := !late.Stop()
 		if err == nil || codeOf(err) != "" {
 			p.answered()
 		} else {
 			p.note(err)
 		}
-		p.tell(r.trace, "release", r.c.key, kindOfRelease(freed, err), err, r.sent)
-		r.deliver(p, freed, err, true)
-		if err != nil || wait > 0 && !off(ruleMRepeat) {
+		p.tell(r.trace, "release", r.c.key, kindOfRelease(freed, err), err, sent)
+		r.deliver(p, freed, err, !owed)
+		if !owed && (err != nil || wait > 0 && !off(ruleMRepeat)) {
 			p.owe(d.after(p.s.clock.Now(), wait))
 		}
 	}()
@@ -235,15 +273,23 @@ func kindOfRelease(freed bool, err error) kind {
 func (r *releasing) deliver(p *peer, freed bool, err error, first bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.have[p.index] {
+		return
+	}
 	r.nodes[p.index] = p.outcome(kindOfRelease(freed, err), err)
 	if err != nil {
 		return
 	}
+	r.have[p.index] = true
 	r.answered++
 	if first && !freed {
 		r.gone++
 	}
 	if r.answered == r.needed {
+		// Lost where it turns out that no quorum can have held the vote until then.
+		if r.lease && r.gone > len(r.nodes)-r.c.s.q {
+			r.result = &store.LostError{}
+		}
 		close(r.done)
 	}
 }
@@ -253,32 +299,18 @@ func (r *releasing) wait(ctx context.Context) error {
 	if r.lost != nil {
 		return r.lost // whatever the nodes answer
 	}
-	limit := time.NewTimer(r.c.s.opts.NodeTimeout)
-	defer limit.Stop()
-	select {
-	case <-r.done:
-		return r.result()
-	default:
+	if !r.confirmed() {
+		limit := time.NewTimer(r.c.s.opts.NodeTimeout)
+		defer limit.Stop()
+		select {
+		case <-r.done:
+		case <-ctx.Done():
+			return r.unconfirmed(ctx.Err())
+		case <-limit.C:
+			return r.unconfirmed(nil)
+		}
 	}
-	select {
-	case <-r.done:
-		return r.result()
-	case <-ctx.Done():
-		return r.unconfirmed(ctx.Err())
-	case <-limit.C:
-		return r.unconfirmed(nil)
-	}
-}
-
-// result says how the RELEASE of a lease went: lost where it turns out that no quorum can
-// have held the vote until then.
-func (r *releasing) result() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.lease && r.gone > len(r.nodes)-r.c.s.q {
-		return &store.LostError{}
-	}
-	return nil
+	return r.result
 }
 
 func (r *releasing) unconfirmed(cause error) error {
@@ -291,9 +323,6 @@ func (r *releasing) unconfirmed(cause error) error {
 	for i, n := range r.nodes {
 		if r.asked[i] && n.Err == nil && n.Outcome == "not asked" {
 			n = NodeError{Node: n.Node, Outcome: noAnswer.String(), Err: errNoAnswer{r.c.s.opts.NodeTimeout}}
-			if r.c.s.clock.Since(r.sent) >= r.c.s.opts.NodeTimeout {
-				r.c.s.peers[i].note(n.Err)
-			}
 		}
 		e.Nodes = append(e.Nodes, n)
 	}

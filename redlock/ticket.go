@@ -38,9 +38,9 @@ func (s *Store) Ticket(sc store.Claim) (string, error) {
 		TTL:   c.ttl,
 		Boot:  s.boot,
 		Until: c.until.Boot(),
+		Stamp: c.attempt.stamp, // none of those that only a node with a clock far off got
 	}
 	for _, n := range c.attempt.nodes {
-		t.Stamp = max(t.Stamp, n.sent)
 		var until time.Duration
 		if !n.until.IsZero() {
 			until = n.until.Boot()

@@ -25,7 +25,7 @@ elseif S > f then
   end
   redis.call('SET', KEYS[2], ARGV[3], 'PX', @LIFE@) -- as it came: a Lua number would be rounded when printed
   return {'OK', S, now}
-elseif cur and m[2] and S == f then
+elseif cur and m[2] and S == tonumber(m[2]) then
   return {'OK', f, now} -- a retransmission
 else
   why = 'LOW'

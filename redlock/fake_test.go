@@ -1,0 +1,224 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/clock"
+)
+
+// fakeNode does in Go what the scripts do, by the clock of a bubble, so that tests can hold
+// back single requests and move single clocks.
+type fakeNode struct {
+	name   string
+	before func(op string) error // called before a request is executed: may block, or refuse it
+
+	mu    sync.Mutex
+	ahead time.Duration // of its clock
+	votes map[string]fakeVote
+	marks map[string]int64
+	runs  map[string]int // executed calls by kind
+	extra map[string]string
+	info  string // added to INFO
+}
+
+type fakeVote struct {
+	owner string
+	until time.Time
+}
+
+func newFake(name string) *fakeNode {
+	return &fakeNode{name: name, votes: map[string]fakeVote{}, marks: map[string]int64{}, runs: map[string]int{}, extra: map[string]string{}}
+}
+
+func fakes(n int) (fs []*fakeNode, nodes []Node) {
+	for i := range n {
+		f := newFake("n" + strconv.Itoa(i))
+		fs, nodes = append(fs, f), append(nodes, f)
+	}
+	return fs, nodes
+}
+
+// bubble runs f with time that only moves while everybody waits.
+func bubble(t *testing.T, f func(t *testing.T)) { synctest.Test(t, f) }
+
+// fakeStore is a store in a bubble.
+func fakeStore(t *testing.T, o Options, nodes ...Node) *Store {
+	t.Helper()
+	s, err := New(o, nodes...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	s.clock = clock.Clock{Boot: func() time.Duration { return time.Since(start) }}
+	return s
+}
+
+func (f *fakeNode) Name() string { return f.name }
+
+var fakeOps = map[string]string{"-- VOTE": "vote", "-- KEEP": "keep", "-- RELEASE": "release", "-- The node's": "record", "-- The age": "promoted"}
+
+func opOf(text string) string {
+	for begin, op := range fakeOps {
+		if strings.HasPrefix(text, begin) {
+			return op
+		}
+	}
+	return "?"
+}
+
+func (f *fakeNode) wait(op string) error {
+	f.mu.Lock()
+	before := f.before
+	f.mu.Unlock()
+	if before == nil {
+		return nil
+	}
+	return before(op)
+}
+
+func (f *fakeNode) set(before func(op string) error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.before = before
+}
+
+func (f *fakeNode) count(op string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.runs[op]
+}
+
+func (f *fakeNode) owner(key string) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if v := f.votes[key]; time.Now().Before(v.until) {
+		return v.owner
+	}
+	return ""
+}
+
+func (f *fakeNode) Run(_ context.Context, calls ...Call) []Reply {
+	replies := make([]Reply, len(calls))
+	for i, c := range calls {
+		op := opOf(c.Script.Text)
+		if err := f.wait(op); err != nil {
+			replies[i].Err = err
+			continue
+		}
+		replies[i] = f.exec(op, c.Keys, c.Args)
+	}
+	return replies
+}
+
+func (f *fakeNode) exec(op string, keys, args []string) Reply {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.runs[op]++
+	now := time.Now().Add(f.ahead).UnixMicro()
+	key := keys[0]
+	cur := f.votes[key]
+	if !time.Now().Before(cur.until) {
+		cur = fakeVote{}
+	}
+	mark := max(f.marks[key], now-markMargin.Microseconds())
+	num := func(i int) int64 { n, _ := strconv.ParseInt(args[i], 10, 64); return n }
+	answer := func(v ...any) Reply { return Reply{Value: v} }
+	switch op {
+	case "vote":
+		s := num(2)
+		until := time.Now().Add(time.Duration(num(1)) * time.Millisecond)
+		if cur.owner != "" && cur.owner != args[0] {
+			return answer("BUSY", mark, now, cur.owner, time.Until(cur.until).Milliseconds())
+		}
+		mine := cur.owner != ""
+		if mine && cur.until.Before(until) {
+			f.votes[key] = fakeVote{cur.owner, until}
+		}
+		switch {
+		case s > now+aheadLimit.Microseconds() && !mine:
+			return answer("AHEAD", mark, now)
+		case s > mark && s <= now+aheadLimit.Microseconds():
+			f.marks[key] = s
+			if !mine {
+				f.votes[key] = fakeVote{args[0], until}
+			}
+			return answer("OK", s, now)
+		case mine && s == f.marks[key]:
+			return answer("OK", mark, now)
+		case mine:
+			return answer("KEPT", mark, now)
+		}
+		return answer("LOW", mark, now)
+	case "keep":
+		switch cur.owner {
+		case args[0]:
+			if until := time.Now().Add(time.Duration(num(1)) * time.Millisecond); cur.until.Before(until) {
+				f.votes[key] = fakeVote{cur.owner, until}
+			}
+			return answer("KEPT", now)
+		case "":
+			return answer("NONE")
+		}
+		return answer("BUSY", cur.owner, time.Until(cur.until).Milliseconds())
+	case "release":
+		freed := int64(0)
+		if cur.owner == args[0] {
+			delete(f.votes, key)
+			freed = 1
+		}
+		switch s := num(1); {
+		case s == 0:
+			return answer("DONE", freed, int64(0))
+		case s > now+aheadLimit.Microseconds():
+			return answer("AHEAD", freed, now)
+		case s > mark:
+			f.marks[key] = s
+		}
+		return answer("DONE", freed, now)
+	case "record":
+		if f.extra["maxttl"] == "" && args[2] == "1" {
+			f.extra["maxttl"], f.extra["trust"] = args[0], args[1]
+		}
+		if f.extra["maxttl"] != "" {
+			return answer(f.extra["maxttl"], f.extra["trust"])
+		}
+		return answer(args[0], args[1])
+	}
+	return Reply{Err: &ServerError{"ERR unknown script"}}
+}
+
+func (f *fakeNode) Pinned(_ context.Context, _ string, fn func(do func(args ...string) (any, error)) error) error {
+	return fn(func(args ...string) (any, error) {
+		if err := f.wait("admit"); err != nil {
+			return nil, err
+		}
+		switch args[0] {
+		case "INFO":
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			if args[1] == "server" {
+				return "redis_version:7.0.15\r\nredis_mode:standalone\r\nrun_id:" + f.name + "\r\nuptime_in_seconds:100000\r\nserver_time_usec:" +
+					strconv.FormatInt(time.Now().Add(f.ahead).UnixMicro(), 10) + "\r\n" + f.info, nil
+			}
+			return "role:master\r\nmaster_replid:abc\r\nsecond_repl_offset:-1\r\n", nil
+		case "EVAL":
+			n, _ := strconv.Atoi(args[2])
+			r := f.exec(opOf(args[1]), args[3:3+n], args[3+n:])
+			return r.Value, r.Err
+		case "SCRIPT":
+			return NewScript(args[2]).SHA1, nil
+		}
+		return nil, &ServerError{"ERR unknown command"}
+	})
+}
+
+func (f *fakeNode) Subscribe(ctx context.Context, _ string, _ func(string), _ func()) error {
+	return errors.ErrUnsupported
+}
