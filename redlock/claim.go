@@ -232,12 +232,21 @@ type round struct {
 func (c *claim) round(ctx context.Context) (*round, error) {
 	r := &round{c: c, answers: make([]answer, len(c.s.peers)), errs: make([]error, len(c.s.peers)),
 		done: make(chan struct{}), enough: make(chan struct{})}
-	var usable []*peer
+	var usable, crowded []*peer
 	for i, p := range c.s.peers {
 		if err := p.usable(); err != nil {
 			r.errs[i] = notAsked{err}
+		} else if err := p.crowded(); err != nil {
+			r.errs[i] = notAsked{err}
+			crowded = append(crowded, p)
 		} else {
 			usable = append(usable, p)
+		}
+	}
+	if len(usable) < c.s.q { // they may only be slow, and nobody else can decide
+		usable = append(usable, crowded...)
+		for _, p := range crowded {
+			r.errs[p.index] = nil
 		}
 	}
 	if len(usable) < c.s.q {

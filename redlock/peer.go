@@ -63,7 +63,7 @@ func (p *peer) usable() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.away.IsZero() || p.s.clock.Passed(p.away) {
-		return p.crowded()
+		return nil
 	}
 	var young *YoungError
 	if errors.As(p.why, &young) { // say how long it takes from now
@@ -79,15 +79,18 @@ func (p *peer) silent() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.misses == 0 || p.s.clock.Passed(p.away) {
-		return p.crowded()
+		return nil
 	}
 	return p.why
 }
 
-// crowded returns why nothing more should be sent to a node that answers nothing while
-// others do: calls return at their quorum, so that a loop of them would send a frozen node,
-// and leave waiting, as many requests as there are calls in the node timeout. p.mu is held.
+// crowded returns why no vote should be asked of a node that answers nothing while others do:
+// rounds return at their quorum, so that a loop of them would send a frozen node, and leave
+// waiting, as many requests as there are rounds in the node timeout. A node that is not asked
+// for a vote is sent no RELEASE either; extensions have maxKeeping.
 func (p *peer) crowded() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	quiet := time.Duration(p.s.heard.Load()) - p.heard
 	switch {
 	case p.dueLocked():
