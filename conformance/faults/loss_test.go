@@ -20,6 +20,7 @@ import (
 // token is the smaller one. R9, SLO-03.
 func TestCutOffHolderKnowsFirst(t *testing.T) {
 	kit.Each(t, []int{1, 5}, func(t *testing.T, c kit.Client, n int) {
+		t.Parallel()
 		b := newBed(t, c, n, holdfast.Options{TTL: time.Second})
 		next := b.store(t, kit.Addrs(b.servers))
 		runs := kit.Count(3, 100)
@@ -148,6 +149,7 @@ func hold() {
 func TestStoppedHolderWakesToALostLease(t *testing.T) {
 	servertest.CanPause(t)
 	kit.Each(t, []int{1, 5}, func(t *testing.T, c kit.Client, n int) {
+		t.Parallel()
 		servers := kit.Servers(t, n)
 		next := kit.Store(t, c, redlockOptions, kit.Addrs(servers))
 		var late []time.Duration
@@ -209,6 +211,7 @@ func grantedAfterWait(t *testing.T, claim store.Claim) (store.Grant, error) {
 func TestLateAnswersReviveNothing(t *testing.T) {
 	for _, c := range kit.Clients {
 		t.Run(c.Name, func(t *testing.T) {
+			t.Parallel()
 			b := newBed(t, c, 5, holdfast.Options{TTL: time.Second, NoExtend: true})
 			kit.Warm(t, b.locks)
 			lease := kit.Acquire(t, b.locks, "k")

@@ -1,6 +1,7 @@
 package faults
 
 import (
+	"flag"
 	"testing"
 	"time"
 
@@ -19,7 +20,8 @@ const (
 var redlockOptions = redlock.Options{NodeTimeout: nodeTimeout}
 
 func TestMain(m *testing.M) {
-	kit.Main(m, map[string]func(){"hold": hold})
+	_ = flag.Set("test.parallel", "4") // they mostly wait
+	kit.Main(m, map[string]func(){"hold": hold, "churn": churn})
 }
 
 // bed is n servers, with a proxy before each, and one locker that goes through the proxies.

@@ -18,6 +18,7 @@ func eachFault(t *testing.T, f func(t *testing.T, b *bed, fault kit.Fault)) {
 	for _, fault := range kit.Faults {
 		for _, c := range kit.Clients {
 			t.Run(fault.Name+"/"+c.Name, func(t *testing.T) {
+				t.Parallel()
 				if fault.Name == "frozen" {
 					servertest.CanPause(t)
 				}
@@ -155,6 +156,7 @@ func wantAway(t *testing.T, b *bed, err error, n int) {
 func TestRestartedNodesVoteAfterTheirQuarantine(t *testing.T) {
 	for _, c := range kit.Clients {
 		t.Run(c.Name, func(t *testing.T) {
+			t.Parallel()
 			b := newBed(t, c, 5, holdfast.Options{})
 			kit.Warm(t, b.locks)
 			for _, s := range b.servers[:3] {
@@ -214,6 +216,7 @@ func TestRestartedNodesVoteAfterTheirQuarantine(t *testing.T) {
 func TestDeadNodeIsNamed(t *testing.T) {
 	for _, c := range kit.Clients {
 		t.Run(c.Name, func(t *testing.T) {
+			t.Parallel()
 			b := newBed(t, c, 1, holdfast.Options{TTL: 2 * time.Second})
 			lease := kit.Acquire(t, b.locks, "held")
 			b.proxies[0].BlackHole()
