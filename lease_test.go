@@ -62,7 +62,7 @@ func TestNoExtend(t *testing.T) {
 		if l.Err() != nil {
 			t.Fatal(l.Err())
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		want(t, l.Err(), ErrLost)
 		var expired *ExpiredError
 		if !errors.As(l.Err(), &expired) || expired.Err != nil || expired.Held != 7*time.Second+store.Validity(5*time.Second, 0) {
@@ -641,11 +641,12 @@ func TestReleaseByAnotherGoroutine(t *testing.T) {
 }
 
 func TestContext(t *testing.T) {
+	type name struct{}
 	bubble(t, Options{}, func(b *bed) {
 		l := b.acquire("k")
-		parent, cancel := context.WithCancel(context.WithValue(b.ctx, "name", "value")) //nolint:staticcheck
+		parent, cancel := context.WithCancel(context.WithValue(b.ctx, name{}, "value"))
 		ctx := l.Context(parent)
-		if token, ok := fence.FromContext(ctx, "k"); !ok || token != l.Token() || ctx.Value("name") != "value" {
+		if token, ok := fence.FromContext(ctx, "k"); !ok || token != l.Token() || ctx.Value(name{}) != "value" {
 			t.Error("the context lacks a value")
 		}
 		for range 100 {

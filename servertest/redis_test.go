@@ -165,7 +165,7 @@ func serverTime(t *testing.T, s *RedisServer) time.Duration {
 	v := mustDo(t, s, "TIME").([]any)
 	sec, _ := strconv.ParseInt(v[0].(string), 10, 64)
 	usec, _ := strconv.ParseInt(v[1].(string), 10, 64)
-	return time.Unix(sec, usec*1000).Sub(time.Now())
+	return time.Until(time.Unix(sec, usec*1000))
 }
 
 func uptime(t *testing.T, s *RedisServer) time.Duration {

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strconv"
+	"syscall"
 	"testing"
 	"time"
 
@@ -26,6 +28,11 @@ func TestMain(m *testing.M) {
 // TestScripts runs testdata/script. Each script has a SQLite store of its own, which
 // HOLDFAST_STORE names.
 func TestScripts(t *testing.T) {
+	if signal.Ignored(syscall.SIGHUP) { // under nohup; the scripts' programs would ignore it as well
+		taken := make(chan os.Signal, 1)
+		signal.Notify(taken, syscall.SIGHUP)
+		t.Cleanup(func() { signal.Ignore(syscall.SIGHUP) })
+	}
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
 		Setup: func(env *testscript.Env) error {
