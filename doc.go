@@ -3,7 +3,7 @@
 //
 //	locks, err := holdfast.New(store, nil)
 //	err = locks.Do(ctx, "account/123", func(ctx context.Context, lease *holdfast.Lease) error {
-//		return guard.Tx(ctx, "account/123", lease.Token(), func(tx *sql.Tx) error { ... })
+//		return write(ctx, lease.Token()) // the resource refuses a smaller token than it has seen
 //	})
 //
 // # What a lease is, and what it is not

@@ -25,15 +25,17 @@ The lease is extended for as long as CMD runs. When it is lost, CMD and all that
 started in its process group get TERM, and KILL after --grace, which is before
 another can hold KEY. CMD is found in PATH and gets its arguments as they are; there
 is no shell in between. What CMD leaves running in its process group when it ends is
-ended too, because it would go on without the lock.
+ended too, because it would go on without the lock. Where holdfast itself is killed by
+KILL, CMD is too (on Linux), but not what CMD has started.
 
 Stores:
   sqlite:PATH                         a file: all processes of this machine
   redis://[USER:PASSWORD@]HOST[:PORT][/DB]   one Redis server; rediss:// is with TLS
   several redis://, one --store each  Redlock: a lock needs more than half of them
   ?max-ttl=30s&trust-restarts=1       the flags of these names, as part of a redis:// URL
-Without --store it is HOLDFAST_STORE (URLs with spaces between them), else a SQLite
-file in the user's state folder (root: /var/lib/holdfast).
+Without --store it is HOLDFAST_STORE (URLs with spaces between them), else the SQLite
+file holdfast/locks.db in $XDG_STATE_HOME or ~/.local/state (root: /var/lib), which
+excludes the processes of one user.
 
 Environment of CMD:
   HOLDFAST_KEY       KEY
@@ -90,8 +92,8 @@ func runCommand() *cobra.Command {
 	flags := cmd.Flags()
 	flags.StringArrayVar(&f.store.urls, "store", nil, "`URL` of the store; repeat it for Redlock (default $HOLDFAST_STORE, else a file of the user)")
 	flags.DurationVar(&f.store.maxTTL, "max-ttl", 0, "longest ttl that any client of these Redis servers asks for (default 30s)")
-	flags.BoolVar(&f.store.trustRestarts, "trust-restarts", false, "let a Redis server vote at once after a restart; only where it loses nothing")
-	flags.DurationVar(&f.ttl, "ttl", 15*time.Second, "time after which the lease ends unless it is extended")
+	flags.BoolVar(&f.store.trustRestarts, "trust-restarts", false, "let a Redis server vote at once after a restart; only where it loses nothing. The same for all its clients")
+	flags.DurationVar(&f.ttl, "ttl", 15*time.Second, "time after which the lease ends unless it is extended, at least 400ms")
 	flags.DurationVarP(&f.wait, "wait", "w", 0, "wait for KEY and for the store at most this long (default without end)")
 	flags.BoolVarP(&f.nonblock, "nonblock", "n", false, "do not wait")
 	flags.DurationVar(&f.grace, "grace", 0, "time from TERM to KILL (default 5s, or a quarter of the ttl if that is less)")

@@ -13,9 +13,9 @@ import (
 // machine share it.
 //
 // It must not depend on how a process was started, since cron and a shell that used
-// different files would not exclude each other. So root always has the machine's
-// folder, whatever HOME is (sudo may keep the caller's), and where HOME is unset the user
-// database tells it.
+// different files would not exclude each other. So root has the machine's folder,
+// whatever HOME is (sudo may keep the caller's), and where HOME is unset the user database
+// tells it. Whoever sets XDG_STATE_HOME has to set it for all.
 func defaultPath() (string, error) {
 	dir, err := stateDir()
 	if err != nil {
