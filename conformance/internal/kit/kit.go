@@ -198,7 +198,12 @@ func Main(m *testing.M, children map[string]func()) {
 		os.Exit(2)
 	}
 	code := m.Run()
-	if err := noLeaks(time.Minute); err != nil && code == 0 {
+	ended := time.Now()
+	err := noLeaks(time.Minute)
+	if d := time.Since(ended); d > time.Second {
+		fmt.Fprintf(os.Stderr, "the last goroutine ended %v after the tests\n", d.Round(time.Millisecond))
+	}
+	if err != nil && code == 0 {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
 	}
