@@ -138,12 +138,15 @@ func (b *batch) send() {
 	}
 }
 
-// away tells which nodes are left out, and why: those that have just missed an answer, as
-// long as a quorum of others can be asked.
+// away tells which nodes are left out, and why: those that have just missed an answer, or
+// answer nothing while others do, as long as a quorum of others can be asked.
 func (b *batch) away() []error {
 	why, left := make([]error, len(b.s.peers)), 0
 	for i, p := range b.s.peers {
 		if why[i] = p.silent(); why[i] == nil {
+			why[i] = p.crowded()
+		}
+		if why[i] == nil {
 			left++
 		}
 	}

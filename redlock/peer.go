@@ -87,7 +87,7 @@ func (p *peer) silent() error {
 // crowded returns why no vote should be asked of a node that answers nothing while others do:
 // rounds return at their quorum, so that a loop of them would send a frozen node, and leave
 // waiting, as many requests as there are rounds in the node timeout. A node that is not asked
-// for a vote is sent no RELEASE either; extensions have maxKeeping.
+// for a vote is sent no RELEASE either; extensions leave it out, too.
 func (p *peer) crowded() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
