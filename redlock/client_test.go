@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"strings"
 	"sync"
@@ -332,6 +333,7 @@ func TestTicketHasTheCommonStamp(t *testing.T) {
 			s.boot = "boot"
 		}
 		c := mustGrant(t, s, "k", 10*time.Second)
+		synctest.Wait()
 		c.attempt.nodes[1].sent += time.Hour.Microseconds()
 		text, err := s.Ticket(c)
 		if err != nil {
@@ -373,7 +375,10 @@ func TestErrorsNameTheTimeWaited(t *testing.T) {
 		fs, nodes := fakes(3)
 		s := fakeStore(t, Options{NodeTimeout: 10 * time.Second}, nodes...)
 		mustGrant(t, s, "first", time.Second).Release(t.Context())
+		synctest.Wait()
+		fs[0].mu.Lock()
 		fs[0].votes["k"] = fakeVote{"x", time.Now().Add(time.Hour)}
+		fs[0].mu.Unlock()
 		fs[2].set(only("vote", time.Minute))
 		_, err := s.Claim("k", store.ClaimOptions{TTL: time.Second}).Try(t.Context())
 		if err == nil || strings.Contains(err.Error(), "10s") {
@@ -437,4 +442,72 @@ func TestNodeIsUsedAgainBesideHangingCalls(t *testing.T) {
 		close(end)
 		time.Sleep(time.Hour)
 	})
+}
+
+// Many clients that want one key of any number of nodes, also an even one, are all granted it,
+// one after the other with rising tokens, though messages get lost.
+func TestContentionConverges(t *testing.T) {
+	for n := 1; n <= 5; n++ {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				fs, nodes := fakes(n)
+				var lost atomic.Int32
+				for _, f := range fs {
+					f.set(func(op string) error {
+						time.Sleep(time.Duration(rand.IntN(1000)) * time.Microsecond)
+						if op != "admit" && rand.IntN(50) == 0 {
+							lost.Add(1)
+							return errGone
+						}
+						return nil
+					})
+				}
+				var wg sync.WaitGroup
+				var holders atomic.Int32
+				var last atomic.Int64
+				for range 10 {
+					s := fakeStore(t, Options{}, nodes...)
+					wg.Go(func() {
+						for range 20 {
+							if !holdOnce(t, s, &holders, &last) {
+								return
+							}
+						}
+					})
+				}
+				wg.Wait()
+				if lost.Load() == 0 {
+					t.Error("no message got lost: the test shows less than it says")
+				}
+				time.Sleep(time.Hour)
+			})
+		})
+	}
+}
+
+// holdOnce tries until it is granted the key, and holds it for a while.
+func holdOnce(t *testing.T, s *Store, holders *atomic.Int32, last *atomic.Int64) bool {
+	c := s.Claim("k", store.ClaimOptions{TTL: 2 * time.Second})
+	start := time.Now()
+	for {
+		g, err := c.Try(t.Context())
+		if err == nil {
+			if before := last.Swap(int64(g.Token)); int64(g.Token) <= before {
+				t.Errorf("token %d after %d", g.Token, before)
+			}
+			break
+		}
+		if time.Since(start) > 10*time.Minute {
+			t.Errorf("not granted in 300 ttls: %v", err)
+			return false
+		}
+		time.Sleep(time.Duration(5+rand.IntN(20)) * time.Millisecond)
+	}
+	if n := holders.Add(1); n != 1 {
+		t.Errorf("%d hold", n)
+	}
+	time.Sleep(3 * time.Millisecond)
+	holders.Add(-1)
+	_ = c.Release(t.Context())
+	return true
 }
