@@ -200,11 +200,17 @@ func (p *peer) identify(do func(args ...string) (any, error)) (identity, error) 
 }
 
 // knownSince7 reports whether the server neither writes scripts to its AOF nor replicates
-// them: Redis 7 and later, as far as the reply tells.
+// them: Redis 7 and later. Other servers claim a redis_version too, and name themselves by
+// server_name or by a version of their own.
 func knownSince7(info map[string]string) bool {
+	for k := range info {
+		if k == "server_name" || strings.HasSuffix(k, "_version") && k != "redis_version" && k != "gcc_version" {
+			return false
+		}
+	}
 	major, _, _ := strings.Cut(info["redis_version"], ".")
 	n, err := strconv.Atoi(major)
-	return err == nil && n >= 7 && info["server_name"] == ""
+	return err == nil && n >= 7
 }
 
 func parseInfo(text string, into map[string]string) {

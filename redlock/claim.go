@@ -397,13 +397,13 @@ func (r *round) close() {
 // decide closes the round and decides by what was answered.
 func (r *round) decide(earlier *[]answer) decision {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.closed = true
+	r.closed = true // from here on nothing is written to its answers
 	for i := range r.errs {
 		if r.answers[i].kind == noAnswer && r.errs[i] == nil {
 			r.errs[i] = errPending
 		}
 	}
+	r.mu.Unlock()
 	answers := r.answers
 	if off(ruleI) {
 		answers = accumulate(earlier, answers)
@@ -411,6 +411,7 @@ func (r *round) decide(earlier *[]answer) decision {
 	c := r.c
 	q := c.s.quorum(answers)
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.seen = nextSeen(c.s.q, c.seen, c.s.wall()+aheadLimit.Microseconds(), r.answers)
 	d := decide(q, r.a.owner, answers, c.s.released.has)
 	if count(answers).aheads > 0 && (d.action == newStamps || d.action == giveUp) {
@@ -418,7 +419,6 @@ func (r *round) decide(earlier *[]answer) decision {
 		// bad clock, which was taken for right while ours was not corrected yet.
 		c.seen = 0
 	}
-	c.mu.Unlock()
 	return d
 }
 

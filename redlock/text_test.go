@@ -159,3 +159,21 @@ func TestScriptsCarryNoPlaceholder(t *testing.T) {
 		t.Errorf("%d texts differ, want 12", len(texts))
 	}
 }
+
+func TestKnownServers(t *testing.T) {
+	for text, want := range map[string]bool{
+		"redis_version:7.0.15\r\ngcc_version:12.2.0\r\n":       true,
+		"redis_version:8.2.1\r\nredis_mode:standalone\r\n":     true,
+		"redis_version:6.2.14\r\n":                             false,
+		"redis_version:7.2.4\r\nserver_name:valkey\r\n":        false,
+		"redis_version:7.4.0\r\ndragonfly_version:df-1.30\r\n": false,
+		"redis_version:255.255.255\r\nunstable_version:1\r\n":  false,
+		"# Server\r\n": false,
+	} {
+		info := map[string]string{}
+		parseInfo(text, info)
+		if got := knownSince7(info); got != want {
+			t.Errorf("%q: %v, want %v", text, got, want)
+		}
+	}
+}

@@ -94,7 +94,8 @@ type Claim interface {
 	// Release gives the key back, or withdraws a claim that waits. It compares the
 	// owner: another's grant is never touched. [ErrLost] says that the grant had gone
 	// before; [ErrUncertain] that the store did not confirm, in which case the grant
-	// ends with its ttl at the latest. It is idempotent: a call after one that
+	// ends with its ttl at the latest. For a claim that was never granted, nil may also say
+	// that whatever of it is still under way will take nothing. It is idempotent: a call after one that
 	// succeeded answers nil, a call after one that failed tries again.
 	Release(ctx context.Context) error
 }
