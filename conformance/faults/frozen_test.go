@@ -70,8 +70,9 @@ func peak() (stop func() int) {
 	end, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
+		buf := make([]byte, 8<<20)
 		for {
-			most.Store(max(most.Load(), int64(kit.LibraryGoroutines())))
+			most.Store(max(most.Load(), int64(kit.LibraryGoroutines(buf))))
 			select {
 			case <-end:
 				return
