@@ -73,7 +73,7 @@ func (e *Error) Error() string {
 	if e.Store != "" {
 		b.WriteString(" on " + e.Store)
 	}
-	b.WriteString(": " + strings.ReplaceAll(e.Err.Error(), "\n", "; "))
+	b.WriteString(": " + oneLine.Replace(e.Err.Error()))
 	return b.String()
 }
 
@@ -135,7 +135,7 @@ func join(errs ...error) error {
 func (j joined) Error() string {
 	texts := make([]string, len(j))
 	for i, err := range j {
-		texts[i] = strings.ReplaceAll(err.Error(), "\n", "; ")
+		texts[i] = oneLine.Replace(err.Error())
 	}
 	return strings.Join(texts, "; ")
 }
@@ -166,6 +166,8 @@ func kinded(err error) error {
 	}
 	return fmt.Errorf("%w: %w", ErrUncertain, err)
 }
+
+var oneLine = strings.NewReplacer("\r\n", "; ", "\n", "; ", "\r", "; ")
 
 // quoteKey quotes a key for people, cut where it is long.
 func quoteKey(key string) string {

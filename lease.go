@@ -22,13 +22,14 @@ type Lease struct {
 	token   Token
 	claim   store.Claim
 	ttl     time.Duration // asked for
-	every   time.Duration // between extensions; zero: the caller extends
+	every   time.Duration // between extensions, as asked; zero: the caller extends
 	granted clock.Instant // stamped before the request of the grant
 	maxEnd  clock.Instant // end by MaxHold; none where unbounded
 	done    chan struct{} // closed when the lease ends
 
 	mu       sync.Mutex
 	until    clock.Instant // end of the validity
+	pace     time.Duration // every, or less where the store promised less than was asked
 	cause    error         // why it ended; nil while it is valid
 	err      error         // the same, as callers get it
 	ended    clock.Instant // when the validity ended
@@ -78,19 +79,23 @@ func newLease(g *granting) *Lease {
 // promise books what the store promised to a request sent at that instant. This is the only
 // place where a validity is computed. l.mu is held, or l is new.
 func (l *Lease) promise(sent clock.Instant, ttl time.Duration) {
-	l.until = sent.Add(store.Validity(ttl, 0) - l.k.o.Margin)
+	validity := store.Validity(ttl, 0) - l.k.o.Margin
+	l.until, l.pace = sent.Add(validity), l.every
+	if validity < store.Validity(l.k.o.TTL, 0)-l.k.o.Margin {
+		l.pace = min(l.every, max(0, validity)/2)
+	}
 	if l.every > 0 { // halfway between the time of the next extension and the end
-		due := sent.Add(l.every)
+		due := sent.Add(l.pace)
 		l.riskAt = due.Add(max(0, l.until.Sub(due)) / 2)
 	}
 }
 
-// start begins to watch and to extend a new lease.
+// start begins to watch and to extend a new lease. It cannot end before it has begun.
 func (l *Lease) start() {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.timer = time.AfterFunc(l.nextAlarm(), l.alarm)
-	l.mu.Unlock()
-	l.k.f.sched.add(l)
+	l.k.f.sched.add(l, l.granted.Add(l.pace))
 }
 
 // Key returns the key.
@@ -216,7 +221,7 @@ func (l *Lease) alarm() {
 	}
 	var risk Event
 	if l.every > 0 && l.failures == 0 && l.k.f.clk.Passed(l.riskAt) {
-		risk = l.fail(fmt.Errorf("%w: no extension has been answered for %v", ErrUncertain, round(l.every)))
+		risk = l.fail(fmt.Errorf("%w: no extension has been answered for %v", ErrUncertain, round(l.pace)))
 	}
 	l.timer.Reset(l.nextAlarm())
 	l.mu.Unlock()
@@ -351,11 +356,11 @@ func (l *Lease) endExtend(ctx context.Context, sent clock.Instant, g store.Grant
 		return l.Err()
 	}
 	var e Event
-	next := l.k.f.clk.Now().Add(min(l.ttl/10, l.every))
+	next := l.k.f.clk.Now().Add(min(l.ttl/10, l.pace))
 	switch {
 	case err == nil:
 		l.promise(sent, g.TTL)
-		next = sent.Add(l.every)
+		next = sent.Add(l.pace)
 		e = Extended{Key: l.key, Token: l.token, Owner: l.owner, Validity: max(0, l.k.f.clk.Until(l.end())), Failures: l.failures}
 		l.failures, l.failure = 0, nil
 	case ctx.Err() != nil && errors.Is(err, ctx.Err()): // the caller gave up

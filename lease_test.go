@@ -368,6 +368,30 @@ func TestShorterGrant(t *testing.T) {
 	})
 }
 
+// Where the store promises less than was asked, extensions come often enough for that.
+func TestShorterGrantIsExtended(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var extensions atomic.Int64
+		s := changed{Store: memstore.New(), grant: func(op string, g *store.Grant) {
+			if g.TTL = 4 * time.Second; op == "extend" && extensions.Add(1) > 5 {
+				g.TTL = time.Second
+			}
+		}}
+		k := locker(t, s, nil) // extends every 5 s
+		l, err := k.Acquire(context.Background(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		if err := l.Release(context.Background()); err != nil {
+			t.Error(err)
+		}
+		if n := extensions.Load(); n < 100 || n > 130 {
+			t.Errorf("%d extensions", n)
+		}
+	})
+}
+
 // The token stands for the whole life of a lease.
 func TestExtensionUnderAnotherToken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -773,6 +797,32 @@ func TestTicket(t *testing.T) {
 		}
 		_, err = b.locks.Adopt(b.ctx, ticket)
 		want(t, err, ErrLost)
+	})
+}
+
+// A margin of the adopter's is kept with the ttl of the ticket too.
+func TestAdoptWithMargin(t *testing.T) {
+	bubble(t, Options{TTL: 10 * time.Second}, func(b *bed) {
+		l := b.acquire("k")
+		ticket, err := l.Ticket()
+		if err != nil {
+			t.Fatal(err)
+		}
+		// None that leaves no validity: the lease stays that of the ticket.
+		_, err = b.other(&Options{TTL: time.Minute, Margin: 10 * time.Second}).Adopt(b.ctx, ticket)
+		want(t, err, ErrInvalid)
+		if b.holder("k") != l.Owner() {
+			t.Error("the lease was released")
+		}
+		m, err := b.other(&Options{TTL: time.Minute, Margin: 8 * time.Second}).Adopt(b.ctx, ticket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if v := m.Validity(); v != store.Validity(10*time.Second, 0)-8*time.Second {
+			t.Errorf("validity %v", v)
+		}
+		time.Sleep(time.Minute)
+		b.release(m)
 	})
 }
 

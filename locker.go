@@ -121,9 +121,20 @@ func (k *Locker) acquire(ctx context.Context, key string, wait bool) (*Lease, er
 	if err := w.await(); err != nil {
 		return nil, k.fail("acquire", key, err)
 	}
-	l := w.lease
-	k.observe(ctx, Acquired{Key: key, Token: l.token, Owner: l.owner, Validity: l.Validity(), Waited: k.f.clk.Since(w.since)})
-	return l, nil
+	return k.hand(ctx, w.lease, w.since, false), nil
+}
+
+// hand tells of a new lease. Where the Observer panics, nobody has the lease to release it.
+func (k *Locker) hand(ctx context.Context, l *Lease, since clock.Instant, adopted bool) *Lease {
+	told := false
+	defer func() {
+		if !told {
+			_ = l.Release(ctx)
+		}
+	}()
+	k.observe(ctx, Acquired{Key: l.key, Token: l.token, Owner: l.owner, Validity: l.Validity(), Waited: k.f.clk.Since(since), Adopted: adopted})
+	told = true
+	return l
 }
 
 // admit refuses what needs no I/O to be refused.
@@ -211,11 +222,13 @@ func (k *Locker) AcquireAll(ctx context.Context, keys ...string) (Leases, error)
 
 // undo releases what was acquired in vain. A lease that was lost meanwhile is not news.
 func (ls Leases) undo(ctx context.Context) error {
-	err := ls.Release(ctx)
-	if errors.Is(err, ErrLost) {
-		return nil
+	errs := ls.release(ctx)
+	for i, err := range errs {
+		if errors.Is(err, ErrLost) {
+			errs[i] = nil
+		}
 	}
-	return err
+	return join(errs...)
 }
 
 // Err returns nil while every lease is valid, and else why one is not.
@@ -237,14 +250,16 @@ func (ls Leases) Context(parent context.Context) context.Context {
 }
 
 // Release releases all of them at once, as [Lease.Release], and joins what failed.
-func (ls Leases) Release(ctx context.Context) error {
+func (ls Leases) Release(ctx context.Context) error { return join(ls.release(ctx)...) }
+
+func (ls Leases) release(ctx context.Context) []error {
 	errs := make([]error, len(ls))
 	var wg sync.WaitGroup
 	for i, l := range ls {
 		wg.Go(func() { errs[i] = l.Release(ctx) })
 	}
 	wg.Wait()
-	return join(errs...)
+	return errs
 }
 
 // Adopt takes over a lease that another Locker, also of another process, wrote down by
@@ -265,6 +280,9 @@ func (k *Locker) Adopt(ctx context.Context, ticket string) (*Lease, error) {
 		return nil, k.fail("adopt", key, fmt.Errorf("%w: this store has no tickets", ErrUnsupported))
 	case t.Store != k.f.info.Fingerprint:
 		return nil, k.fail("adopt", key, &InvalidError{Field: "ticket", Rule: "belongs to another store"})
+	case store.Validity(t.TTL, 0) <= k.o.Margin:
+		return nil, k.fail("adopt", key, &InvalidError{Field: "Margin", Value: k.o.Margin.String(),
+			Rule: fmt.Sprintf("leaves no validity to a lease with the ticket's ttl of %v", t.TTL)})
 	case ctx.Err() != nil:
 		return nil, k.fail("adopt", key, contextError(ctx))
 	}
@@ -297,8 +315,7 @@ func (k *Locker) Adopt(ctx context.Context, ticket string) (*Lease, error) {
 		await(k.giveBack(a.claim, t.TTL, 3))
 		return nil, k.fail("adopt", key, err)
 	}
-	k.observe(ctx, Acquired{Key: key, Token: l.token, Owner: l.owner, Validity: l.Validity(), Waited: k.f.clk.Since(began), Adopted: true})
-	return l, nil
+	return k.hand(ctx, l, began, true), nil
 }
 
 // granting is a grant that may become a lease.

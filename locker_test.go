@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -642,6 +643,89 @@ func TestWatchersOutliveTheirWaiter(t *testing.T) {
 	})
 }
 
+// An attempt that was made for one waiter and counts for its heir is the heir's first.
+func TestAttemptsOfAnHeir(t *testing.T) {
+	bubble(t, Options{}, func(b *bed) {
+		holder, err := b.other(nil).Acquire(b.ctx, "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.faults.Set(storetest.Try, storetest.Delay(time.Second))
+		var wg sync.WaitGroup
+		var leave []func()
+		for range 2 {
+			ctx, cancel := context.WithCancel(b.ctx)
+			leave = append(leave, cancel)
+			wg.Go(func() { _, _ = b.locks.Acquire(ctx, "k") })
+			synctest.Wait()
+		}
+		leave[0]()
+		time.Sleep(2 * time.Second)
+		leave[1]()
+		wg.Wait()
+		waits := told[Waiting](b.events)
+		for i, e := range waits {
+			if e.Attempt != i+1 {
+				t.Errorf("%+v is told as number %d", e, i+1)
+			}
+		}
+		if len(waits) == 0 {
+			t.Error("nobody waited")
+		}
+		_ = holder.Release(b.ctx)
+	})
+}
+
+// Calls of TryAcquire that outlive the waiter whose attempt they share are not refused
+// because of what that attempt took.
+func TestWatchersAwaitTheWithdrawal(t *testing.T) {
+	bubble(t, Options{}, func(b *bed) {
+		b.faults.Next(storetest.Try, storetest.DelayReply(time.Second))
+		b.faults.Next(storetest.Release, storetest.Delay(100*time.Millisecond))
+		ctx, cancel := context.WithCancel(b.ctx)
+		var wg sync.WaitGroup
+		wg.Go(func() { _, _ = b.locks.Acquire(ctx, "k") })
+		synctest.Wait()
+		if b.holder("k") == "" {
+			t.Fatal("the attempt took nothing")
+		}
+		wg.Go(func() {
+			l, err := b.locks.TryAcquire(b.ctx, "k")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			b.release(l)
+		})
+		synctest.Wait()
+		cancel()
+		wg.Wait()
+	})
+}
+
+// A holder whose grant has no end in sight is asked for no more often than another.
+func TestHolderWithEndlessTTL(t *testing.T) {
+	for name, in := range map[string]func(*testing.T, Options, func(*bed)){"queue": bubble, "polling": plainBubble} {
+		t.Run(name, func(t *testing.T) {
+			in(t, Options{}, func(b *bed) {
+				ctx, cancel := context.WithTimeout(b.ctx, 10*time.Second)
+				defer cancel()
+				refuse := storetest.Fail(&HeldError{Holder: store.Holder{TTL: math.MaxInt64}})
+				b.faults.Set(storetest.Try, func(c context.Context, call func(context.Context) error) error {
+					if b.faults.Hits(storetest.Try) > 500 { // else the bubble's time would stand still
+						cancel()
+					}
+					return refuse(c, call)
+				})
+				_, err := b.locks.Acquire(ctx, "k")
+				want(t, err, context.DeadlineExceeded, ErrHeld)
+				t.Logf("%d attempts", b.faults.Hits(storetest.Try))
+				time.Sleep(10 * time.Second)
+			})
+		})
+	}
+}
+
 // REN-01
 func TestAlreadyHeld(t *testing.T) {
 	bubble(t, Options{}, func(b *bed) {
@@ -761,6 +845,26 @@ func TestAcquireAllOrNone(t *testing.T) {
 		if b.holder("a") != "" || b.holder("b") != "" {
 			t.Error("something is left")
 		}
+	})
+}
+
+// What AcquireAll could not give back is told, also where another lease was lost meanwhile.
+func TestAcquireAllLeavesSomething(t *testing.T) {
+	bubble(t, Options{TTL: time.Second}, func(b *bed) {
+		if _, err := b.other(nil).Acquire(b.ctx, "c"); err != nil {
+			t.Fatal(err)
+		}
+		time.AfterFunc(100*time.Millisecond, func() {
+			b.faults.Set(storetest.Release, storetest.LoseRequest)
+			_ = b.mem.Lose("a")
+		})
+		_, err := b.locks.AcquireAll(b.ctx, "a", "b", "c")
+		want(t, err, ErrLost, ErrUncertain)
+		if b.holder("b") == "" {
+			t.Error("the fault did not happen")
+		}
+		b.faults.Heal()
+		time.Sleep(time.Minute)
 	})
 }
 

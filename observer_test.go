@@ -150,6 +150,31 @@ func TestObserverMayCallBack(t *testing.T) {
 	})
 }
 
+// An Observer that panics takes the lease from the caller of Acquire, and so nobody has it.
+func TestObserverPanics(t *testing.T) {
+	bubble(t, Options{Observer: panics{}}, func(b *bed) {
+		func() {
+			defer func() {
+				if r := recover(); r != "acquired" {
+					t.Errorf("recovered %v", r)
+				}
+			}()
+			_, _ = b.locks.Acquire(b.ctx, "k")
+		}()
+		if b.holder("k") != "" {
+			t.Error("the key is held by nobody")
+		}
+	})
+}
+
+type panics struct{}
+
+func (panics) Observe(_ context.Context, e Event) {
+	if _, ok := e.(Acquired); ok {
+		panic("acquired")
+	}
+}
+
 type caller struct {
 	locks *Locker
 	lease atomic.Pointer[Lease]

@@ -11,6 +11,9 @@ import (
 // DefaultTTL is the ttl of a Locker whose options name none, as far as its store allows.
 const DefaultTTL = 15 * time.Second
 
+// maxTTL keeps sums of times far from the end of their range.
+const maxTTL = 10 * 365 * 24 * time.Hour
+
 // Options are the terms of the leases that a [Locker] acquires. The zero value is a good
 // choice. Contradictory values are refused with an [*InvalidError].
 type Options struct {
@@ -89,6 +92,8 @@ func (o Options) complete(info store.Info) (Options, error) {
 	}
 	validity := store.Validity(o.TTL, 0) - o.Margin
 	switch {
+	case o.TTL > maxTTL:
+		return invalid("TTL", o.TTL, fmt.Sprintf("must be at most %v; a lease is extended while it is held, so a short ttl suffices", maxTTL))
 	case o.ExtendEvery < 0:
 		return invalid("ExtendEvery", o.ExtendEvery, "must not be negative; NoExtend turns extension off")
 	case o.MaxHold < 0:

@@ -3,6 +3,7 @@ package holdfast
 import (
 	"context"
 	"errors"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -21,6 +22,7 @@ func TestOptionsAreRefused(t *testing.T) {
 		"ttl below the floor":         {Options{TTL: 99 * time.Millisecond}, "TTL"},
 		"ttl above the ceiling":       {Options{TTL: 31 * time.Second}, "TTL"},
 		"ttl of an overflow":          {Options{TTL: seconds(1e12)}, "TTL"},
+		"ttl without an end":          {Options{TTL: math.MaxInt64}, "TTL"},
 		"negative ExtendEvery":        {Options{ExtendEvery: -1}, "ExtendEvery"},
 		"half of the ttl":             {Options{TTL: 2 * time.Second, ExtendEvery: time.Second}, "ExtendEvery"},
 		"ExtendEvery over the ttl":    {Options{TTL: time.Second, ExtendEvery: time.Minute}, "ExtendEvery"},
@@ -47,7 +49,9 @@ func TestOptionsAreRefused(t *testing.T) {
 			t.Errorf("%s: With answers %v", name, err)
 		}
 	}
-	_, err := New(nil, nil)
+	_, err := New(memstore.New(), &Options{TTL: math.MaxInt64}) // a store without a ceiling
+	want(t, err, ErrInvalid)
+	_, err = New(nil, nil)
 	want(t, err, ErrInvalid)
 	none := changed{Store: memstore.New(), info: func(i *store.Info) { i.Fencing = store.FencingNone }}
 	_, err = New(none, &Options{RequireFencing: true})
@@ -143,9 +147,9 @@ func TestKeysAreRefusedBeforeAnyCall(t *testing.T) {
 }
 
 func TestErrorsAreOneLine(t *testing.T) {
-	several := errors.Join(errors.New("one"), errors.New("two"))
+	several := errors.Join(errors.New("one"), errors.New("two\r\n3\r4"))
 	err := &Error{Op: "acquire", Key: "k\n", Store: "mem", Err: join(several, nil, ErrHeld)}
-	if got := err.Error(); got != `holdfast: acquire "k\n" on mem: one; two; held by another` {
+	if got := err.Error(); got != `holdfast: acquire "k\n" on mem: one; two; 3; 4; held by another` {
 		t.Error(got)
 	}
 	want(t, err, ErrHeld)

@@ -157,11 +157,12 @@ func (f *family) join(w *waiter) {
 		f.mu.Lock()
 	}
 	defer f.mu.Unlock()
-	f.enter(w)
+	f.enter(w, nil)
 }
 
-// enter is join without a look at the clock. family.mu is held.
-func (f *family) enter(w *waiter) {
+// enter is join without a look at the clock; a new claim is made after the one before is
+// withdrawn. family.mu is held.
+func (f *family) enter(w *waiter, after <-chan struct{}) {
 	n := f.line(w.key)
 	switch {
 	case !w.terms.wait && n.lease != nil:
@@ -173,7 +174,7 @@ func (f *family) enter(w *waiter) {
 	default:
 		w.place = n.waiters.PushBack(w)
 		if n.r == nil {
-			f.serve(w.key, n, nil)
+			f.serve(w.key, n, after)
 		}
 	}
 }
@@ -262,7 +263,7 @@ func (r *runner) drop() <-chan struct{} {
 	}
 	for _, w := range r.watchers { // their attempt is cancelled: they join another
 		if !w.done {
-			r.f.enter(w)
+			r.f.enter(w, r.withdrawn)
 		}
 	}
 	return r.withdrawn
@@ -316,7 +317,6 @@ func (r *runner) next() (w *waiter, held *HeldError) {
 	default:
 	}
 	r.trying = true
-	w.tries++
 	if _, queues := r.claim.(store.Waiter); !queues && r.n.lease != nil {
 		held = r.n.lease.held()
 	}
@@ -372,6 +372,7 @@ func (r *runner) settle(g store.Grant, err error, sent clock.Instant) *waiter {
 		return nil
 	}
 	w := r.first()
+	w.tries++
 	var l *Lease
 	granted := err == nil
 	if granted {
@@ -429,7 +430,7 @@ func (r *runner) pause(w *waiter) {
 // wait lets the claim wait, and answers false where it does not.
 func (r *runner) wait(w *waiter, c store.Waiter, held *HeldError) bool {
 	// A store that never returns from Wait still does not keep a free key.
-	ctx, cancel := context.WithTimeout(w.k.traced(context.WithoutCancel(w.ctx)), held.Holder.TTL+time.Minute)
+	ctx, cancel := context.WithTimeout(w.k.traced(context.WithoutCancel(w.ctx)), min(held.Holder.TTL, maxTTL)+time.Minute)
 	defer cancel()
 	if !r.calling(cancel, true) {
 		return true
@@ -453,7 +454,7 @@ func (r *runner) delay(held *HeldError) time.Duration {
 		return time.Duration(jitter * float64(backoff(retryMin, retryMax, r.fails)))
 	}
 	d := time.Duration(jitter * float64(backoff(pollMin, pollMax, r.fails)))
-	if ttl := held.Holder.TTL; ttl > 0 {
+	if ttl := held.Holder.TTL; ttl > 0 && ttl < d {
 		d = min(d, ttl+time.Duration(jitter*float64(2*time.Millisecond)))
 	}
 	return d

@@ -38,13 +38,12 @@ type scheduler struct {
 	slept   time.Duration
 }
 
-// add takes a new lease in.
-func (s *scheduler) add(l *Lease) {
+// add takes a new lease in, to be extended at due. l.mu is held.
+func (s *scheduler) add(l *Lease, due clock.Instant) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l.due = l.granted.Add(never)
-	if l.every > 0 {
-		l.due = l.granted.Add(l.every)
+	if l.due = due; l.every == 0 {
+		l.due = l.granted.Add(never)
 	}
 	heap.Push(&s.leases, l)
 	tick := min(time.Second, l.ttl/10)

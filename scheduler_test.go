@@ -266,3 +266,38 @@ func TestMaxHoldOfMany(t *testing.T) {
 		}
 	})
 }
+
+// A lease that ends in the instant of its grant leaves nothing to the scheduler.
+func TestLeaseThatEndsAtOnce(t *testing.T) {
+	k, err := New(memstore.New(), &Options{TTL: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := 0
+	for i := range 3000 {
+		left := time.Duration(i % 200 * 100)
+		g := &granting{k: k, key: "k", ttl: time.Second, claim: k.f.store.Claim("k", store.ClaimOptions{TTL: time.Second}),
+			grant: store.Grant{Token: Token(i + 1), Owner: "o", TTL: time.Second},
+			sent:  k.f.clk.Now().Add(left - store.Validity(time.Second, 0))}
+		k.f.mu.Lock()
+		l, err := k.f.accept(g)
+		k.f.mu.Unlock()
+		if err == nil {
+			<-l.Done()
+			ended++
+		}
+	}
+	if ended == 0 {
+		t.Fatal("no lease was ever valid")
+	}
+	for range 1000 { // the last one may still be on its way out
+		k.f.sched.mu.Lock()
+		n := len(k.f.sched.leases)
+		k.f.sched.mu.Unlock()
+		if n == 0 {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+	t.Errorf("of %d leases, some that have ended are still to be extended", ended)
+}
