@@ -1,6 +1,10 @@
 package main
 
 import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -25,4 +29,26 @@ func reapOrphans() {
 			return
 		}
 	}
+}
+
+// allZombies reports whether a process group has members, and none of them can run.
+func allZombies(group int) bool {
+	found := false
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, name := range stats {
+		stat, err := os.ReadFile(name)
+		if err != nil {
+			continue // it has just ended
+		}
+		// "pid (name) state parent group ...", and the name may hold anything.
+		f := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+		if len(f) < 3 || string(f[2]) != strconv.Itoa(group) {
+			continue
+		}
+		if state := string(f[0]); state != "Z" && state != "X" {
+			return false
+		}
+		found = true
+	}
+	return found
 }

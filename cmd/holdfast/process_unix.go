@@ -29,7 +29,8 @@ type child struct {
 	pid int
 	tty *os.File // the terminal whose foreground the group was given; nil where none
 	// valid reports whether a stopped command may go on.
-	valid func() bool
+	valid  func() bool
+	killed bool
 }
 
 // start starts cmd in its own process group, in the foreground where we are. It must be
@@ -137,12 +138,16 @@ func (c *child) terminate() {
 	c.signal(unix.SIGCONT)
 }
 
-func (c *child) kill() { c.signal(unix.SIGKILL) }
+func (c *child) kill() {
+	c.killed = true
+	c.signal(unix.SIGKILL)
+}
 
-// remains reports whether members of the group are left after wait has returned.
+// remains reports whether members of the group are left after wait has returned. Those that
+// were killed and whose parents do not reap them are not.
 func (c *child) remains() bool {
 	reapOrphans()
-	return unix.Kill(-c.pid, 0) != unix.ESRCH
+	return unix.Kill(-c.pid, 0) != unix.ESRCH && !(c.killed && allZombies(c.pid))
 }
 
 // close takes the terminal back.

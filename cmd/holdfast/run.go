@@ -58,7 +58,10 @@ Exit codes:
   128+n  signal n came while waiting; nothing was run
 
 Signals are sent on to the process group of CMD. A signal that comes while waiting
-gives up.`
+gives up.
+
+A KEY that begins with a dash stands behind a -- of its own:
+  holdfast run [flags] -- KEY -- CMD`
 
 // runFlags are the flags of run.
 type runFlags struct {
@@ -106,6 +109,7 @@ func runCommand() *cobra.Command {
 		if words := cmd.Flags().Args(); len(words) > 0 {
 			_, _, err := splitArgs(words, cmd.ArgsLenAtDash())
 			say("%v", err)
+			stderr.flush()
 			os.Exit(exitUsage)
 		}
 		help(cmd, args)
@@ -116,6 +120,9 @@ func runCommand() *cobra.Command {
 // splitArgs takes the words of the command line apart. The dash is mandatory, so that no
 // flag of CMD is ever taken for ours.
 func splitArgs(args []string, dash int) (key string, argv []string, err error) {
+	if dash == 0 && len(args) > 1 && args[1] == "--" { // a KEY that could be taken for a flag
+		args, dash = append([]string{args[0]}, args[2:]...), 1
+	}
 	switch {
 	case len(args) == 0 || dash == 0:
 		return "", nil, usage("KEY is missing: holdfast run [flags] KEY -- CMD [ARGS]")
@@ -150,7 +157,7 @@ func (f *runFlags) check(given func(flag string) bool) error {
 		return usage("invalid --lost-exit-code 0: a lost lease is never a success")
 	case f.ttl < 4*slack:
 		return usage("invalid --ttl %v: must be at least %v, to end CMD in time when the lease is lost", f.ttl, 4*slack)
-	case f.grace < 0 || f.grace+slack > f.ttl/2:
+	case f.grace < 0 || f.grace > f.ttl/2-slack:
 		return usage("invalid --grace %v: must be from 0s to half of the ttl less %v (%v)", f.grace, slack, f.ttl/2-slack)
 	}
 	return nil
@@ -241,6 +248,9 @@ func (f *runFlags) acquire(ctx context.Context, locks *holdfast.Locker, key stri
 // supervise runs the command until nothing of its process group is left, and returns its
 // exit code. Signals are sent on; the loss of the lease ends the command.
 func (f *runFlags) supervise(cmd *exec.Cmd, lease *holdfast.Lease, lost <-chan holdfast.Lost, signals <-chan os.Signal) (int, error) {
+	if err := lease.Err(); err != nil { // we have been paused: another may hold the key
+		return 0, fmt.Errorf("%w; %s is not run", err, cmd.Args[0])
+	}
 	c, err := start(cmd, func() bool { return lease.Validity() > 0 })
 	if err != nil {
 		return 0, cannotRun(cmd.Args[0], err)
@@ -293,7 +303,7 @@ func (f *runFlags) finish(lease *holdfast.Lease, code int, err error) error {
 	}
 	switch {
 	case lost != nil:
-		return &exit{code: int(f.lostCode)}
+		return &exit{int(f.lostCode), err}
 	case err != nil:
 		return err
 	case code != 0:

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/memstore"
 	"github.com/holdfast-go/holdfast/servertest"
 )
 
@@ -121,6 +123,70 @@ func TestLost(t *testing.T) {
 				t.Errorf("EXISTS: %v, %v; a lost key must not come back", n, err)
 			}
 		})
+	}
+}
+
+// A stderr that nobody reads holds up nothing: neither the end of the command whose lease
+// is lost nor our own.
+func TestStderrThatNobodyReads(t *testing.T) {
+	server := servertest.Redis(t, aged)
+	unread, full, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unread.Close()
+	full.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+	for err == nil {
+		_, err = full.Write(make([]byte, 512))
+	}
+	dir := t.TempDir()
+	p := exec.Command("holdfast", "run", "--store", "redis://"+server.Addr(), "--ttl", "2s", "k", "--",
+		"sh", "-c", "touch started; while [ ! -e stop ]; do sleep 0.02; done")
+	p.Dir, p.Stderr = dir, full
+	child := servertest.Start(t, p)
+	full.Close()
+	defer os.WriteFile(filepath.Join(dir, "stop"), nil, 0o600)
+	eventually(t, "the command runs", func() bool { return exists(filepath.Join(dir, "started")) })
+	if n, err := server.Do("DEL", "k"); err != nil || n != int64(1) {
+		t.Fatalf("DEL: %v, %v", n, err)
+	}
+	select {
+	case <-child.Done():
+	case <-time.After(30 * time.Second):
+		t.Fatal("the command runs on without its lease")
+	}
+	if code := p.ProcessState.ExitCode(); code != exitLost {
+		t.Errorf("exit code %d, want %d", code, exitLost)
+	}
+}
+
+// A lease that ended while we were paused, between its grant and the start of the command,
+// runs nothing.
+func TestLostBeforeTheStart(t *testing.T) {
+	mem := memstore.New()
+	report := newReporter("k")
+	locks, err := holdfast.New(mem, &holdfast.Options{Observer: report})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lease, err := locks.Acquire(t.Context(), "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	report.waited()
+	if err := mem.Lose("k"); err != nil {
+		t.Fatal(err)
+	}
+	_ = lease.Extend(t.Context())
+	ran := filepath.Join(t.TempDir(), "ran")
+	f := runFlags{lostCode: exitLost, grace: time.Second}
+	code, err := f.supervise(exec.Command("touch", ran), lease, report.lost, nil)
+	e, ok := errors.AsType[*exit](f.finish(lease, code, err))
+	if !ok || e.code != exitLost || !errors.Is(e, holdfast.ErrLost) {
+		t.Errorf("ends with %v", e)
+	}
+	if exists(ran) {
+		t.Error("the command was run")
 	}
 }
 
