@@ -267,15 +267,15 @@ func (p *Proxy) serve(ln net.Listener) {
 			if err != nil {
 				return
 			}
-			p.link(c)
+			p.link(ln, c)
 		}
 	})
 }
 
-func (p *Proxy) link(client net.Conn) {
+func (p *Proxy) link(ln net.Listener, client net.Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed {
+	if p.closed || p.ln != ln { // refused since it was accepted
 		client.Close()
 		return
 	}
