@@ -19,6 +19,16 @@ func dieWithParent(a *syscall.SysProcAttr) {
 	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 }
 
+// systemSignals are more signals that end a program. The real-time ones before 35 belong
+// to the C library.
+func systemSignals() []os.Signal {
+	signals := []os.Signal{unix.SIGPWR, unix.SIGSTKFLT}
+	for n := syscall.Signal(35); n <= 64; n++ {
+		signals = append(signals, n)
+	}
+	return signals
+}
+
 // waitFor: all children are ours to reap, the command and its orphans.
 func waitFor(int) int { return -1 }
 

@@ -16,7 +16,8 @@ import (
 // only. All that are caught are sent on to the command's process group. SIGPIPE is
 // caught as well, so that a closed stderr does not end us, and sent nowhere.
 var (
-	ending  = []os.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGABRT, unix.SIGALRM, unix.SIGUSR1, unix.SIGUSR2}
+	ending = append([]os.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGABRT, unix.SIGALRM, unix.SIGUSR1, unix.SIGUSR2,
+		unix.SIGIO, unix.SIGXCPU, unix.SIGXFSZ, unix.SIGVTALRM}, systemSignals()...)
 	passing = []os.Signal{unix.SIGCONT, unix.SIGTSTP, unix.SIGWINCH}
 )
 
