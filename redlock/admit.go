@@ -274,13 +274,20 @@ func (p *peer) checkRecord(v any, err error) error {
 		return errReply
 	}
 	args := p.s.recordArgs(false)
-	for i, name := range []string{"MaxTTL in ms", "TrustRestarts"} {
+	for i, term := range []func(string) string{maxTTLTerm, trustTerm} {
 		if got, _ := r[i].(string); got != args[i] {
-			return misconfigured{refuse(p.name, fmt.Sprintf("is used with %s = %s, and this client has %s; to change it stop all clients, delete the key %s and wait for %v",
-				name, got, args[i], recordKey, p.s.quarantine()))}
+			return misconfigured{refuse(p.name, fmt.Sprintf("is used with %s, and this client has %s; to change it stop all clients, delete the key %s and wait for %v",
+				term(got), term(args[i]), recordKey, p.s.quarantine()))}
 		}
 	}
 	return nil
+}
+
+// maxTTLTerm and trustTerm say for people what the record holds.
+func maxTTLTerm(ms string) string { return "MaxTTL " + ms + "ms" }
+
+func trustTerm(trust string) string {
+	return map[string]string{"0": "TrustRestarts off", "1": "TrustRestarts on"}[trust]
 }
 
 // loadScript gives the server the script.

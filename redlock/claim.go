@@ -220,8 +220,7 @@ type round struct {
 	answers  []answer
 	errs     []error
 	asked    int
-	answered int // including those that failed
-	oks      int
+	answered int           // including those that failed
 	closed   bool          // the decision is taken; later answers are only booked
 	done     chan struct{} // closed when the round can stop
 	ending   bool
@@ -315,15 +314,12 @@ func (r *round) deliver(p *peer, a answer, err error) {
 		return
 	}
 	r.answers[p.index], r.errs[p.index] = a, err
-	if a.kind == ok {
-		r.oks++
-	}
-	n, pending := count(r.answers).answered, r.asked-r.answered
-	if !r.ending && (n >= r.c.s.q || n+pending < r.c.s.q) {
+	t, pending := count(r.answers), r.asked-r.answered
+	if !r.ending && (t.answered >= r.c.s.q || t.answered+pending < r.c.s.q) {
 		r.ending = true
 		close(r.enough)
 	}
-	early := settled(r.c.s.q, r.oks, n, pending) && !off(ruleA) && !off(ruleI)
+	early := settled(r.c.s.q, t, pending) && !off(ruleA) && !off(ruleI)
 	if early || r.answered == r.asked {
 		r.closed = true
 		close(r.done)

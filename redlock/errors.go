@@ -31,6 +31,10 @@ func (e *NodeError) Error() string {
 	if e.Err == nil {
 		return e.Node + ": " + e.Outcome
 	}
+	var bad *store.InvalidError
+	if errors.As(e.Err, &bad) && bad.Field == "node" && bad.Value == e.Node {
+		return e.Node + ": " + oneLine(bad.Rule) // the name once
+	}
 	return e.Node + ": " + oneLine(e.Err.Error())
 }
 

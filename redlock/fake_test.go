@@ -89,12 +89,6 @@ func (f *fakeNode) set(before func(op string) error) {
 	f.before = before
 }
 
-func (f *fakeNode) count(op string) int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.runs[op]
-}
-
 func (f *fakeNode) owner(key string) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()

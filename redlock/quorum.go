@@ -71,12 +71,11 @@ func count(answers []answer) tally {
 }
 
 // settled reports whether a round can stop before its time is up: Q nodes accepted the
-// stamp, or so many can no longer do so. pending nodes have still to answer. While fewer
-// than Q have answered, the others are waited for, since what to do next is decided by Q
-// answers: of three usable nodes of five a single one that is low or busy makes a grant
-// impossible, and says little.
-func settled(q, oks, answered, pending int) bool {
-	return oks >= q || answered >= q && oks+pending < q
+// stamp; or Q have answered, and whatever the pending ones say, they cannot make a quorum
+// of nodes that are ours or free, which would be worth another round (decision 2). Where
+// fewer than Q have answered, the others are waited for: a single one says little.
+func settled(q int, t tally, pending int) bool {
+	return t.oks >= q || t.answered >= q && t.oks+t.kepts+t.lows+pending < q
 }
 
 // nextSeen is the mark that the next stamp must exceed: the Q-th smallest that was

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -229,16 +230,20 @@ func TestNextSeen(t *testing.T) {
 }
 
 func TestSettled(t *testing.T) {
-	for _, c := range []struct {
-		q, oks, answered, pending int
-		want                      bool
-	}{
-		{3, 3, 3, 2, true}, {3, 2, 2, 3, false}, {3, 0, 2, 3, false}, {3, 0, 3, 2, true}, {3, 2, 5, 0, true},
-		{3, 0, 1, 2, false}, {3, 0, 2, 2, false}, {3, 0, 0, 2, false}, {3, 1, 1, 1, false},
-		{1, 0, 0, 1, false}, {1, 1, 1, 0, true}, {1, 0, 1, 0, true},
+	// A picture of the answers so far; a point stands for a node that has yet to answer.
+	for picture, want := range map[string]bool{
+		".": false, "O": true, "L": false, "A": true, "e": true, "-": false,
+		"OOO..": true, "OO...": false, "OOe..": false, "OOL..": false,
+		"eee..": true, "ee...": false, "eef..": true,
+		"eLL..": false, "eeL..": false, "eeL-.": true, "eeLL.": false, // they may be free soon: decision 2
+		"AAA..": true, "AA...": false, "OAA..": false,
+		"---..": false, "----.": false, "e---.": false, // fewer than Q answers: for their time
+		"OOOO": true, "OO..": false, "ee..": false, "eee.": true, "eO..": false,
 	} {
-		if got := settled(c.q, c.oks, c.answered, c.pending); got != c.want {
-			t.Errorf("settled(%d, %d, %d, %d) = %v", c.q, c.oks, c.answered, c.pending, got)
+		answers := answersOf(strings.ReplaceAll(picture, ".", "-"))
+		got := settled(quorumOf(len(answers)), count(answers), strings.Count(picture, "."))
+		if got != want {
+			t.Errorf("%s: %v, want %v", picture, got, want)
 		}
 	}
 }
