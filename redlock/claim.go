@@ -410,7 +410,7 @@ func (r *round) decide(earlier *[]answer) decision {
 	defer c.mu.Unlock()
 	c.seen = nextSeen(c.s.q, c.seen, c.s.wall()+aheadLimit.Microseconds(), r.answers)
 	d := decide(q, r.a.owner, answers, c.s.released.has)
-	if count(answers).aheads > 0 && (d.action == newStamps || d.action == giveUp) {
+	if !off(ruleT) && count(answers).aheads > 0 && (d.action == newStamps || d.action == giveUp) {
 		// Some node finds the stamp far ahead and no quorum wanted a higher one: seen is from a
 		// bad clock, which was taken for right while ours was not corrected yet.
 		c.seen = 0
