@@ -464,7 +464,10 @@ func TestReleaseAtTheEndOfTheTTL(t *testing.T) {
 					for range rounds {
 						a := as.Claim(key, store.ClaimOptions{TTL: short})
 						start := time.Now()
-						if _, err := a.Try(t.Context()); err != nil {
+						if _, err := a.Try(t.Context()); errors.Is(err, store.ErrUnavailable) {
+							_ = a.Release(t.Context()) // granted too late to be of use: the machine is busy
+							continue
+						} else if err != nil {
 							t.Errorf("A: %v", err)
 							return
 						}
@@ -498,7 +501,10 @@ func TestReleaseAtTheEndOfTheTTL(t *testing.T) {
 				})
 			}
 			wg.Wait()
-			t.Logf("%d releases came before the end, %d after it", before.Load(), after.Load())
+			t.Logf("%d releases came within the validity, %d after it", before.Load(), after.Load())
+			if before.Load()+after.Load() == 0 {
+				t.Error("no lease was released: the test shows nothing")
+			}
 		})
 	}
 }

@@ -25,7 +25,7 @@ func TestManyLeases(t *testing.T) {
 	kit.Each(t, []int{1, 5}, func(t *testing.T, c kit.Client, n int) {
 		many, ttl := kit.Count(2000, 10000), 15*time.Second
 		if !kit.Soak() {
-			ttl = 6 * time.Second
+			ttl = 3 * time.Second
 		}
 		servers := kit.Servers(t, n)
 		s := kit.Store(t, c, redlock.Options{NodeTimeout: time.Second}, kit.Addrs(servers))
