@@ -249,6 +249,9 @@ func (c *claim) round(ctx context.Context) (*round, error) {
 		}
 	}
 	if len(usable) < c.s.q {
+		for _, p := range usable {
+			r.errs[p.index] = notAsked{errTooFew}
+		}
 		r.a = c.current()
 		return r, nil
 	}
@@ -417,6 +420,9 @@ func (r *round) decide(earlier *[]answer) decision {
 	}
 	return d
 }
+
+// errTooFew stands for a node that is well, where too few others are.
+var errTooFew = errors.New("not asked, as too few others can be")
 
 // errPending stands for a node whose answer was not waited for.
 var errPending = errors.New("not waited for")
