@@ -227,7 +227,11 @@ func (r *run) fault(end time.Time) {
 	}
 	p := r.proxies[i]
 	r.bad[i] = time.Now().Add(time.Duration(50+r.rng.IntN(600)) * time.Millisecond)
-	switch r.rng.IntN(6) {
+	kind := r.rng.IntN(6)
+	if r.freezes == 0 {
+		kind = 1 // at least one in each run
+	}
+	switch kind {
 	case 0:
 		if n > 1 && (r.young[i] || young < (n-1)/2) {
 			r.restart(i)
