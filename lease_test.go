@@ -111,6 +111,7 @@ func TestLossAtTheDeadline(t *testing.T) {
 				if !errors.As(cause, &expired) || expired.Held != validity || expired.Err == nil || expired.Failing <= 0 || expired.Since.IsZero() {
 					t.Errorf("cause %v", cause)
 				}
+				synctest.Wait() // the Observer is told right after the end
 				risks, losses := told[AtRisk](b.events), told[Lost](b.events)
 				if len(risks) == 0 || risks[0].Left < DefaultTTL/10 {
 					t.Errorf("the risk was told too late: %+v", risks)
@@ -251,6 +252,7 @@ func TestLossOnSuspend(t *testing.T) {
 			t.Errorf("noticed after %v", since)
 		}
 		want(t, l.Err(), ErrLost)
+		synctest.Wait() // the Observer is told right after the end
 		if losses := told[Lost](b.events); len(losses) != 1 || losses[0].Overrun < 59*time.Minute {
 			t.Errorf("told %+v", losses)
 		}

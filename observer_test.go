@@ -112,6 +112,7 @@ func TestSlogObserver(t *testing.T) {
 		b.faults.Set(storetest.Extend, storetest.Fail(store.ErrUnavailable))
 		<-l.Done()
 		_ = l.Release(b.ctx)
+		synctest.Wait()
 		b.locks.observe(b.ctx, Node{store.NodeEvent{Node: "n1", Outcome: "busy"}})
 		for _, line := range []string{
 			`level=DEBUG msg="waiting for lease" key=k attempt=1`,
