@@ -250,7 +250,7 @@ func (c *claim) round(ctx context.Context) (*round, error) {
 	}
 	if len(usable) < c.s.q {
 		for _, p := range usable {
-			r.errs[p.index] = notAsked{errTooFew}
+			r.errs[p.index] = errTooFew
 		}
 		r.a = c.current()
 		return r, nil
@@ -471,7 +471,7 @@ func (c *claim) failure(d decision, r *round) error {
 	var why error
 	for i, p := range c.s.peers {
 		err := r.errs[i]
-		if err == errPending && r.answers[i].kind == noAnswer {
+		if err == errTooFew || err == errPending {
 			e.Nodes = append(e.Nodes, NodeError{Node: p.name, Outcome: err.Error()})
 			continue
 		}

@@ -141,7 +141,7 @@ func (w *world) quarantine() {
 	// The clients meet the nodes before their clocks move, so that a first stamp for a key
 	// whose mark is lost can be far behind.
 	for i, st := range w.stores {
-		c := st.Claim("warm"+strconv.Itoa(i), store.ClaimOptions{TTL: ttl})
+		c := st.Claim(fmt.Sprintf("warm%d-%d", w.rounds, i), store.ClaimOptions{TTL: ttl}) // fresh: a clock may have been set back
 		servertest.Eventually(w.t, 10*time.Second, func() error {
 			_, err := c.Try(context.Background())
 			return err
