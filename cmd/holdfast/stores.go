@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -177,6 +178,13 @@ func parseSQLite(path string, refuse refuseFunc) (storeSpec, error) {
 	return storeSpec{scheme: "sqlite", path: path}, nil
 }
 
+// isIPv6 reports whether host is an IPv6 address, with a zone or without.
+func isIPv6(host string) bool {
+	addr, err := netip.ParseAddr(host)
+	plain := func(r rune) bool { return r > ' ' && r < 0x7f && r != '%' }
+	return err == nil && addr.Is6() && strings.IndexFunc(addr.Zone(), func(r rune) bool { return !plain(r) }) < 0
+}
+
 func parseRedis(raw string, refuse refuseFunc) (storeSpec, error) {
 	u, err := url.Parse(raw)
 	if err != nil { // its text repeats the URL with the password
@@ -195,6 +203,8 @@ func parseRedis(raw string, refuse refuseFunc) (storeSpec, error) {
 		return refuse("the port must be a number from 1 to 65535")
 	case strings.Contains(u.Hostname(), ":") && !strings.HasPrefix(u.Host, "["):
 		return refuse("has more than one port; an IPv6 address stands in brackets")
+	case strings.HasPrefix(u.Host, "[") && !isIPv6(u.Hostname()):
+		return refuse("what stands in brackets must be an IPv6 address")
 	case strings.HasSuffix(u.Host, ":"):
 		return refuse("the port is missing after the colon")
 	case u.Fragment != "":

@@ -101,7 +101,7 @@ func TestParseStoreRefuses(t *testing.T) {
 func FuzzStoreURL(f *testing.F) {
 	for _, s := range []string{
 		"redis://u:p%40w@h:1/3?max-ttl=1m&trust-restarts=1", "rediss://[fe80::1%25eth0]:7", "sqlite:/a b", "sqlite:///x", "redis://h:06379//",
-		"redis://user:hunter2@h:x", "sqlite:a@b", "redis://%41:1@h",
+		"redis://user:hunter2@h:x", "sqlite:a@b", "redis://%41:1@h", "redis://[::%25\xe8]", "redis://[::1]", "redis://[v1.x]:1",
 	} {
 		f.Add(s)
 	}
