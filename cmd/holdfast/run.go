@@ -65,13 +65,9 @@ A KEY that begins with a dash stands behind a -- of its own:
 
 // runFlags are the flags of run.
 type runFlags struct {
-	store        storeFlags
-	ttl          time.Duration
-	wait         time.Duration
-	nonblock     bool
-	grace        time.Duration
-	conflictCode uint8
-	lostCode     uint8
+	claimFlags
+	grace    time.Duration
+	lostCode uint8
 }
 
 func runCommand() *cobra.Command {
@@ -93,14 +89,8 @@ func runCommand() *cobra.Command {
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringArrayVar(&f.store.urls, "store", nil, "`URL` of the store; repeat it for Redlock (default $HOLDFAST_STORE, else a file of the user)")
-	flags.DurationVar(&f.store.maxTTL, "max-ttl", 0, "longest ttl that any client of these Redis servers asks for (default 30s)")
-	flags.BoolVar(&f.store.trustRestarts, "trust-restarts", false, "let a Redis server vote at once after a restart; only where it loses nothing. The same for all its clients")
-	flags.DurationVar(&f.ttl, "ttl", 15*time.Second, "time after which the lease ends unless it is extended, at least 400ms")
-	flags.DurationVarP(&f.wait, "wait", "w", 0, "wait for KEY and for the store at most this long (default without end)")
-	flags.BoolVarP(&f.nonblock, "nonblock", "n", false, "do not wait")
+	f.claimFlags.add(flags, "time after which the lease ends unless it is extended, at least 400ms")
 	flags.DurationVar(&f.grace, "grace", 0, "time from TERM to KILL (default 5s, or a quarter of the ttl if that is less)")
-	flags.Uint8VarP(&f.conflictCode, "conflict-exit-code", "E", exitConflict, "exit `CODE` where another holds KEY")
 	flags.Uint8Var(&f.lostCode, "lost-exit-code", exitLost, "exit `CODE` where the lease was lost, from 1")
 	flags.SortFlags = false
 	// The help flag among the words of CMD means that "--" was forgotten.
@@ -146,13 +136,10 @@ func (f *runFlags) check(given func(flag string) bool) error {
 	if !given("grace") {
 		f.grace = min(5*time.Second, f.ttl/4)
 	}
+	if err := f.claimFlags.check(given); err != nil {
+		return err
+	}
 	switch {
-	case f.nonblock && given("wait"):
-		return usage("--wait and --nonblock exclude each other")
-	case given("wait") && f.wait <= 0:
-		return usage("invalid --wait %v: must be positive; --nonblock does not wait", f.wait)
-	case given("max-ttl") && f.store.maxTTL <= 0:
-		return usage("invalid --max-ttl %v: must be positive", f.store.maxTTL)
 	case f.lostCode == 0:
 		return usage("invalid --lost-exit-code 0: a lost lease is never a success")
 	case f.ttl < 4*slack:
@@ -177,7 +164,7 @@ func (f *runFlags) run(ctx context.Context, key string, argv []string) error {
 	defer st.close()
 
 	report := newReporter(key)
-	locks, err := holdfast.New(st, &holdfast.Options{TTL: f.ttl, Margin: f.grace + slack, Observer: report})
+	locks, err := holdfast.New(st, &holdfast.Options{TTL: f.ttl, Margin: f.grace + slack, Label: f.label, Observer: report})
 	if err != nil {
 		return failure(err)
 	}
@@ -206,7 +193,7 @@ func catch(to chan<- os.Signal, signals []os.Signal) {
 }
 
 // acquire waits as the flags say. A signal ends it; then nothing is held.
-func (f *runFlags) acquire(ctx context.Context, locks *holdfast.Locker, key string, signals <-chan os.Signal) (*holdfast.Lease, error) {
+func (f *claimFlags) acquire(ctx context.Context, locks *holdfast.Locker, key string, signals <-chan os.Signal) (*holdfast.Lease, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if f.wait > 0 {

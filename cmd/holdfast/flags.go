@@ -1,0 +1,51 @@
+package main
+
+import (
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// add adds the flags that say which store.
+func (f *storeFlags) add(flags *pflag.FlagSet) {
+	flags.StringArrayVar(&f.urls, "store", nil, "`URL` of the store; repeat it for Redlock (default $HOLDFAST_STORE, else a file of the user)")
+	flags.DurationVar(&f.maxTTL, "max-ttl", 0, "longest ttl that any client of these Redis servers asks for (default 30s)")
+	flags.BoolVar(&f.trustRestarts, "trust-restarts", false, "let a Redis server vote at once after a restart; only where it loses nothing. The same for all its clients")
+}
+
+func (f *storeFlags) check(given func(flag string) bool) error {
+	if given("max-ttl") && f.maxTTL <= 0 {
+		return usage("invalid --max-ttl %v: must be positive", f.maxTTL)
+	}
+	return nil
+}
+
+// claimFlags are those of the verbs that acquire a key.
+type claimFlags struct {
+	store        storeFlags
+	ttl          time.Duration
+	wait         time.Duration
+	nonblock     bool
+	conflictCode uint8
+	label        string
+}
+
+// add adds the flags. ttlUsage says what the ttl means to the verb.
+func (f *claimFlags) add(flags *pflag.FlagSet, ttlUsage string) {
+	f.store.add(flags)
+	flags.DurationVar(&f.ttl, "ttl", 15*time.Second, ttlUsage)
+	flags.DurationVarP(&f.wait, "wait", "w", 0, "wait for KEY and for the store at most this long (default without end)")
+	flags.BoolVarP(&f.nonblock, "nonblock", "n", false, "do not wait")
+	flags.Uint8VarP(&f.conflictCode, "conflict-exit-code", "E", exitConflict, "exit `CODE` where another holds KEY")
+	flags.StringVar(&f.label, "label", "", "`TEXT` that tells people who holds KEY (default host:pid)")
+}
+
+func (f *claimFlags) check(given func(flag string) bool) error {
+	switch {
+	case f.nonblock && given("wait"):
+		return usage("--wait and --nonblock exclude each other")
+	case given("wait") && f.wait <= 0:
+		return usage("invalid --wait %v: must be positive; --nonblock does not wait", f.wait)
+	}
+	return f.store.check(given)
+}
