@@ -70,6 +70,7 @@ func (p *peer) readmit(key string, known *voteScript) (*voteScript, error) {
 	if err := p.usable(); err != nil { // another caller has just found out
 		return nil, notAsked{err}
 	}
+	sent := p.s.clock.Now()
 	ctx, cancel := context.WithTimeout(context.Background(), admissionSteps*p.s.opts.NodeTimeout)
 	defer cancel()
 	var s *voteScript
@@ -82,10 +83,10 @@ func (p *peer) readmit(key string, known *voteScript) (*voteScript, error) {
 	}
 	if err != nil {
 		err = permanent(p.name, key, err)
-		p.note(err)
+		p.note(err, sent)
 		return nil, notAsked{err} // no VOTE was sent
 	}
-	p.note(nil)
+	p.note(nil, sent)
 	p.admitted.save(key, cluster, s)
 	return s, nil
 }
@@ -319,6 +320,7 @@ func (s *Store) contact(ctx context.Context, key string) error {
 }
 
 func (s *Store) meetAll(trace func(store.NodeEvent), key string) {
+	began := s.clock.Now()
 	met := make(chan *peer, len(s.peers))
 	missing := map[*peer]bool{}
 	for _, p := range s.peers {
@@ -345,7 +347,7 @@ func (s *Store) meetAll(trace func(store.NodeEvent), key string) {
 		}
 	}
 	for p := range missing {
-		p.note(errNoAnswer{s.opts.NodeTimeout})
+		p.note(errNoAnswer{s.opts.NodeTimeout}, began)
 	}
 	s.contacted.Store(true)
 	close(s.met)

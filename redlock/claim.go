@@ -391,7 +391,7 @@ func (r *round) close() {
 	for i, p := range r.c.s.peers {
 		if r.answers[i].kind == noAnswer && r.errs[i] == nil {
 			r.errs[i] = err
-			p.note(err)
+			p.note(err, r.t0)
 		}
 	}
 }

@@ -311,7 +311,7 @@ func (b *batch) noteSilent() {
 		var silent errNoAnswer
 		var unasked notAsked
 		if err := b.leases[0].nodes[i].Err; errors.As(err, &silent) && !errors.As(err, &unasked) {
-			p.note(silent)
+			p.note(silent, b.tr)
 		}
 	}
 }

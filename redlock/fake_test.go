@@ -26,6 +26,7 @@ type fakeNode struct {
 	runs  map[string]int // executed calls by kind
 	extra map[string]string
 	info  string // added to INFO
+	mute  bool   // executes, and its answers get lost
 }
 
 type fakeVote struct {
@@ -89,6 +90,18 @@ func (f *fakeNode) set(before func(op string) error) {
 	f.before = before
 }
 
+func (f *fakeNode) loseReplies(mute bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.mute = mute
+}
+
+func (f *fakeNode) muted() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.mute
+}
+
 func (f *fakeNode) owner(key string) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -107,6 +120,9 @@ func (f *fakeNode) Run(_ context.Context, calls ...Call) []Reply {
 			continue
 		}
 		replies[i] = f.exec(op, c.Keys, c.Args)
+		if f.muted() {
+			replies[i] = Reply{Err: errGone}
+		}
 	}
 	return replies
 }

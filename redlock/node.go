@@ -43,6 +43,9 @@ type Call struct {
 	// Strict: send EVALSHA only, and answer NOSCRIPT to the caller. Otherwise a node sends
 	// EVAL where the server does not know the script.
 	Strict bool
+	// Once: do not let the client library send it again by itself. Its answer tells what the
+	// first execution found, and a second one would hide that.
+	Once bool
 }
 
 // Reply is what a server answered: Value is nil, a string, an int64 or a []any of those.

@@ -31,7 +31,8 @@ type peer struct {
 	asked      int           // requests that are unanswered
 	last       time.Duration // when it was last asked
 	heard      time.Duration // when it last answered, or was asked first after having answered all
-	misses     int           // missing answers in a row
+	misses     int           // missing answers in a row, to requests that were sent one after the other
+	missed     clock.Instant // when the last of them was booked
 	away       clock.Instant // not asked before this
 	why        error         // what the last missing answer was, or why it is not asked
 	unfit      error         // why it makes the store one that is not put together right
@@ -163,9 +164,10 @@ func (p *peer) answered() {
 	}
 }
 
-// note books the outcome of a request: a missing answer keeps the node from being asked
-// for a while, any answer ends that.
-func (p *peer) note(err error) {
+// note books the outcome of a request that was sent at that instant: a missing answer keeps
+// the node from being asked for a while, any answer ends that. One silence counts once,
+// however many requests fall into it, and whoever books them: a timer, and the client later.
+func (p *peer) note(err error, sent clock.Instant) {
 	var reply *ServerError
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -188,10 +190,12 @@ func (p *peer) note(err error) {
 	case errors.As(err, &reply):
 		// It answers, if only with an error about this request.
 		p.misses = 0
+	case p.misses > 0 && sent.Sub(p.missed) < 0:
 	default:
 		away := min(maxAway, firstAway<<min(p.misses, 8))
 		p.misses++
-		p.away, p.why = p.s.clock.Now().Add(away), err
+		p.missed = p.s.clock.Now()
+		p.away, p.why = p.missed.Add(away), err
 	}
 }
 
@@ -232,11 +236,11 @@ func (p *peer) vote(key string, call voteCall) (answer, error) {
 				continue
 			}
 			err := permanent(p.name, key, reply.Err)
-			p.note(err)
+			p.note(err, sent)
 			return answer{}, err
 		}
 		a, err := parseVote(reply.Value)
-		p.note(err)
+		p.note(err, sent)
 		if err == nil {
 			p.s.learn(p, a.now, p.s.clock.Since(sent))
 		}

@@ -114,7 +114,7 @@ func (r *releasing) again() {
 		ask := r.asked[i] && !r.have[i]
 		r.mu.Unlock()
 		if ask {
-			r.send(p, r.call(r.a.nodes[i]))
+			r.send(p, r.call(r.a.nodes[i]), false)
 		}
 	}
 }
@@ -199,7 +199,7 @@ func (c *claim) releaseLocked(ctx context.Context) *releasing {
 	}
 	for i, p := range s.peers {
 		if r.asked[i] {
-			r.send(p, r.call(r.a.nodes[i]))
+			r.send(p, r.call(r.a.nodes[i]), true)
 		}
 	}
 	return r
@@ -220,15 +220,16 @@ func (r *releasing) call(n atNode) debt {
 			Script: r.c.s.scripts.release,
 			Keys:   []string{r.c.vote, r.c.mark},
 			Args:   []string{r.a.owner.text, strconv.FormatInt(stamp, 10), held, "", "", ""},
+			Once:   true,
 		},
 		stamp: stamp,
 		until: r.until,
 	}
 }
 
-// send asks one node, for the first time: at once, or by the node's debts where it has not
-// been answering.
-func (r *releasing) send(p *peer, d debt) {
+// send asks one node: at once, or by the node's debts where it has not been answering. first
+// says that it is asked for the first time.
+func (r *releasing) send(p *peer, d debt, first bool) {
 	d.done = func(freed bool, err error, first bool) { r.deliver(p, freed, err, first) }
 	if err := p.silent(); err != nil {
 		r.deliver(p, false, err, true)
@@ -240,7 +241,7 @@ func (r *releasing) send(p *peer, d debt) {
 		defer p.s.sending.end()
 		sent := p.s.clock.Now()
 		late := time.AfterFunc(p.s.opts.NodeTimeout, func() { // the client may never return
-			p.note(errNoAnswer{p.s.opts.NodeTimeout})
+			p.note(errNoAnswer{p.s.opts.NodeTimeout}, sent)
 			p.owe(d)
 		})
 		freed, wait, err := parseRelease(p.run(d.call)[0], d.stamp)
@@ -248,10 +249,10 @@ func (r *releasing) send(p *peer, d debt) {
 		if err == nil || codeOf(err) != "" {
 			p.answered()
 		} else {
-			p.note(err)
+			p.note(err, sent)
 		}
 		p.tell(r.trace, "release", r.c.key, kindOfRelease(freed, err), err, sent)
-		r.deliver(p, freed, err, !owed)
+		r.deliver(p, freed, err, first && !owed)
 		if !owed && (err != nil || wait > 0 && !off(ruleMRepeat)) {
 			p.owe(d.after(p.s.clock.Now(), wait))
 		}

@@ -224,7 +224,12 @@ func send(ctx context.Context, client redis.Cmdable, command string, calls []red
 		for _, a := range c.Args {
 			args = append(args, a)
 		}
-		cmds[j] = pipe.Do(ctx, args...)
+		cmds[j] = redis.NewCmd(ctx, args...)
+		if c.Once {
+			_ = pipe.Process(ctx, once{cmds[j]}) // which only queues it
+		} else {
+			_ = pipe.Process(ctx, cmds[j])
+		}
 	}
 	_, err := pipe.Exec(ctx) // the first of the commands' errors, or that of connecting
 	for j, i := range indices {
@@ -236,6 +241,11 @@ func send(ctx context.Context, client redis.Cmdable, command string, calls []red
 		replies[i].Value, replies[i].Err = answer(ctx, cmds[j])
 	}
 }
+
+// once is a command that go-redis does not send again, and neither the pipeline it is in.
+type once struct{ *redis.Cmd }
+
+func (once) NoRetry() bool { return true }
 
 var errNoReply = errors.New("go-redis gave no reply and no error")
 
