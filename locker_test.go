@@ -213,6 +213,57 @@ func TestUselessErrorsReturnAtOnce(t *testing.T) {
 	}
 }
 
+// A claim whose grant was not heard of until it had lapsed is given up for a fresh one: its
+// store answers ErrLost or ErrReleased for ever.
+func TestClaimThatHasEnded(t *testing.T) {
+	bubble(t, Options{TTL: time.Second}, func(b *bed) {
+		b.faults.Next(storetest.Try, func(ctx context.Context, call func(context.Context) error) error {
+			err := call(ctx)
+			time.Sleep(2 * time.Second)
+			return errors.Join(store.ErrUncertain, err)
+		})
+		began := time.Now()
+		l := b.acquire("k")
+		if since := time.Since(began); since > 3*time.Second {
+			t.Errorf("acquired after %v", since)
+		}
+		b.release(l)
+		for _, ended := range []error{store.ErrLost, store.ErrReleased} {
+			claims := 0
+			s := &endedStore{Store: b.mem, claims: &claims, err: ended}
+			ctx, cancel := context.WithTimeout(b.ctx, time.Minute)
+			defer cancel()
+			l, err := locker(t, s, nil).Acquire(ctx, "k")
+			if err != nil || claims != 2 {
+				t.Fatalf("after %v: %v, with %d claims", ended, err, claims)
+			}
+			b.release(l)
+		}
+	})
+}
+
+// endedStore is a store whose first claim has ended.
+type endedStore struct {
+	store.Store
+	claims *int
+	err    error
+}
+
+func (s *endedStore) Claim(key string, o store.ClaimOptions) store.Claim {
+	c := s.Store.Claim(key, o)
+	if *s.claims++; *s.claims == 1 {
+		return endedClaim{c, s.err}
+	}
+	return c
+}
+
+type endedClaim struct {
+	store.Claim
+	err error
+}
+
+func (c endedClaim) Try(context.Context) (store.Grant, error) { return store.Grant{}, c.err }
+
 func TestDoneContextTakesNothing(t *testing.T) {
 	bubble(t, Options{}, func(b *bed) {
 		held := b.acquire("other")

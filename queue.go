@@ -392,6 +392,8 @@ func (r *runner) settle(g store.Grant, err error, sent clock.Instant) *waiter {
 		r.pop(w, nil, err)
 	case granted:
 		r.spend(3)
+	case errors.Is(err, ErrLost) || errors.Is(err, ErrReleased): // the claim was granted behind our back, and has ended
+		r.spend(1)
 	}
 	for _, watcher := range r.watchers {
 		watcher.settle(nil, r.last)

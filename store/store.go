@@ -83,7 +83,8 @@ type Claim interface {
 	// Repeating it after any error is harmless: a grant whose reply was lost is found
 	// again or given back, never doubled. [ErrUncertain] means that the store may
 	// have granted; [ErrUnavailable] that it cannot decide now; [ErrInvalid],
-	// [ErrUnsupported] that repeating is useless. A done context takes nothing.
+	// [ErrUnsupported] that repeating is useless; [ErrLost], [ErrReleased] that this
+	// claim has ended, and only a fresh one can be granted. A done context takes nothing.
 	Try(ctx context.Context) (Grant, error)
 
 	// Extend asks for the ttl anew. It never re-acquires: [ErrLost], as a
