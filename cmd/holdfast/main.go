@@ -4,9 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
-	"sync"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -73,68 +70,6 @@ func run(args []string) int {
 		say("%v", e.err)
 	}
 	return e.code
-}
-
-// say tells people something, in one line. It goes to stderr: stdout is the command's. It
-// does not wait until it is written.
-func say(format string, args ...any) {
-	text := strings.TrimPrefix(fmt.Sprintf(format, args...), "holdfast: ") // the library's errors have it too
-	stderr.say("holdfast: " + oneLine.Replace(text))
-}
-
-var oneLine = strings.NewReplacer("\n", `\n`, "\r", `\r`)
-
-// writer writes lines in the background: a reader that stands still, such as a terminal
-// that was stopped, must not hold up the end of a command whose lease is lost.
-type writer struct {
-	to    *os.File
-	begin sync.Once
-	lines chan line
-}
-
-// line is a line to write, or none and who waits until those before are written.
-type line struct {
-	text    string
-	flushed chan struct{}
-}
-
-var stderr = &writer{to: os.Stderr, lines: make(chan line, 64)}
-
-// flushLimit bounds how long the end of the program waits for a reader.
-const flushLimit = 2 * time.Second
-
-func (w *writer) say(text string) {
-	w.begin.Do(func() { go w.write() })
-	select {
-	case w.lines <- line{text: text}:
-	default: // nobody has read for long
-	}
-}
-
-func (w *writer) write() {
-	for l := range w.lines {
-		if l.flushed != nil {
-			close(l.flushed)
-			continue
-		}
-		fmt.Fprintln(w.to, l.text)
-	}
-}
-
-// flush waits until all is written.
-func (w *writer) flush() {
-	w.begin.Do(func() { go w.write() })
-	limit := time.After(flushLimit)
-	flushed := make(chan struct{})
-	select {
-	case w.lines <- line{flushed: flushed}:
-	case <-limit:
-		return
-	}
-	select {
-	case <-flushed:
-	case <-limit:
-	}
 }
 
 func rootCommand() *cobra.Command {
