@@ -2,9 +2,9 @@ package holdfast
 
 import (
 	"fmt"
-	"os"
 	"time"
 
+	"github.com/holdfast-go/holdfast/internal/label"
 	"github.com/holdfast-go/holdfast/store"
 )
 
@@ -117,16 +117,7 @@ func (o Options) complete(info store.Info) (Options, error) {
 		o.ExtendEvery = min(o.TTL/3, validity/2)
 	}
 	if o.Label == "" {
-		o.Label = processLabel()
+		o.Label = label.Process()
 	}
 	return o, nil
-}
-
-// processLabel names this process for people.
-func processLabel() string {
-	host, err := os.Hostname()
-	if err != nil {
-		host = "unknown"
-	}
-	return fmt.Sprintf("%s:%d", host, os.Getpid())
 }

@@ -517,8 +517,7 @@ func neverSent(err error) bool {
 // heldBy describes the holder: its remaining ttl is the Q-th smallest that its nodes
 // answered, since then a quorum may be free.
 func (c *claim) heldBy(w string, r *round) *store.HeldError {
-	o := parseOwner(w)
-	h := store.Holder{Key: c.key, Owner: w, Label: o.label, Foreign: w != "" && o.foreign()}
+	h := describe(c.key, w, c.s.wall())
 	var left []int64
 	for _, a := range r.answers {
 		if a.kind == busy && (a.owner == w || w == "") {

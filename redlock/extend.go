@@ -257,8 +257,8 @@ func (e *extending) lostTo() error {
 	if e.by.kind != busy {
 		return &store.LostError{}
 	}
-	o := parseOwner(e.by.owner)
-	h := store.Holder{Key: e.c.key, Owner: o.text, Label: o.label, Foreign: o.foreign(), NoTTL: e.by.pttl < 0}
+	h := describe(e.c.key, e.by.owner, e.c.s.wall())
+	h.NoTTL = e.by.pttl < 0
 	h.TTL = time.Duration(max(0, e.by.pttl)) * time.Millisecond
 	return &store.LostError{By: &store.HeldError{Holder: h}}
 }

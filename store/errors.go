@@ -35,8 +35,13 @@ type HeldError struct {
 
 func (e *HeldError) Error() string {
 	var b strings.Builder
-	b.WriteString("held by ")
-	switch h := e.Holder; {
+	h := e.Holder
+	if h.Broken {
+		b.WriteString("taken from its holder: ")
+	} else {
+		b.WriteString("held by ")
+	}
+	switch {
 	case h.Label != "":
 		b.WriteString(strconv.Quote(h.Label))
 	case h.Foreign:
@@ -44,10 +49,13 @@ func (e *HeldError) Error() string {
 	default:
 		b.WriteString("another")
 	}
-	if e.Holder.NoTTL {
+	switch {
+	case h.NoTTL:
 		b.WriteString(", without a ttl")
-	} else if e.Holder.TTL > 0 {
-		fmt.Fprintf(&b, ", for at most %v unless extended", e.Holder.TTL.Round(time.Millisecond))
+	case h.TTL > 0 && h.Broken:
+		fmt.Fprintf(&b, ", free in at most %v", h.TTL.Round(time.Millisecond))
+	case h.TTL > 0:
+		fmt.Fprintf(&b, ", for at most %v unless extended", h.TTL.Round(time.Millisecond))
 	}
 	if e.Place > 0 {
 		fmt.Fprintf(&b, ", place %d in the queue", e.Place)

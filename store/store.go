@@ -148,8 +148,13 @@ type Inspector interface {
 	Inspect(ctx context.Context, key string) (Holder, error)
 	// List answers the holders of all keys that begin with prefix, in any order.
 	List(ctx context.Context, prefix string) iter.Seq2[Holder, error]
-	// Break takes the key from h.Owner without ever letting two hold. It fails with a
-	// [*HeldError] where another holds the key.
+	// Break takes the key from h.Owner without ever letting two hold: the holder loses it at its
+	// next extension, and nobody else gets it while the holder may still trust its lease, for at
+	// most the longest ttl that the store grants. It fails with a [*HeldError] where another
+	// holds the key, with [ErrLost] where nobody does. [ErrUnavailable] without [ErrUncertain] says
+	// that nothing was done; after [ErrUncertain] the holder may have lost the key or not, and Break
+	// may be repeated. Of a key that was broken already, named by the Holder that Inspect
+	// answers since, it answers nil.
 	Break(ctx context.Context, h Holder) error
 }
 
@@ -164,6 +169,12 @@ type Holder struct {
 	NoTTL bool
 	// Foreign: another library's lock on the same key.
 	Foreign bool
+	// Broken: an operator has taken the key from its holder ([Inspector]). Nobody holds it, and
+	// nobody gets it before TTL is over; Label says who broke it.
+	Broken bool
+	// Held is how long the key has been held, as far as the store knows: it may be the time since
+	// the holder began to wait. Zero where unknown.
+	Held time.Duration
 }
 
 // CheckTTL refuses a ttl that the store cannot keep.

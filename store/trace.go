@@ -9,11 +9,12 @@ import (
 // synchronously, also for answers that come after the call has returned.
 type NodeEvent struct {
 	Node    string // name, without credentials
-	Op      string // "acquire", "extend", "release", "admit"
+	Op      string // "acquire", "extend", "release", "admit", "inspect", "list", "break"
 	Key     string // empty for a request that is about no key
 	Outcome string // the store's word for the answer, such as "ok", "busy", "no answer"
 	Err     error  // why there was no answer; nil where there was
 	Elapsed time.Duration
+	Holder  Holder // for "inspect", "list" and "break": whose vote this server has, if anybody's
 }
 
 type traceKey struct{}

@@ -41,13 +41,16 @@ func harness(c kit.Client, servers []*servertest.RedisServer) func(testing.TB) s
 	}
 }
 
+// maxTTL is for how long a key that was broken stays taken.
+const maxTTL = 4 * time.Second
+
 // open opens a store that has met its nodes, so that a fault, or a busy machine, meets a
 // request about a lock.
 func open(t testing.TB, c kit.Client, addrs []string) store.Store {
 	t.Helper()
-	s := kit.Store(t, c, redlock.Options{}, addrs)
+	s := kit.Store(t, c, redlock.Options{MaxTTL: maxTTL}, addrs)
 	servertest.Eventually(t, time.Minute, func() error {
-		c := s.Claim("warm-up/"+rand.Text(), store.ClaimOptions{TTL: 10 * time.Second})
+		c := s.Claim("warm-up/"+rand.Text(), store.ClaimOptions{TTL: maxTTL})
 		_, err := c.Try(t.Context())
 		return errors.Join(err, c.Release(t.Context()))
 	})
