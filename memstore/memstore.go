@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/internal/label"
 	"github.com/holdfast-go/holdfast/store"
 )
 
@@ -57,7 +58,8 @@ type row struct {
 type grant struct {
 	owner, label string
 	token        fence.Token
-	until        time.Time
+	since, until time.Time
+	broken       bool // nobody holds it any more, see Break
 }
 
 // claim implements [store.Claim] and [store.Waiter]. Its flags are guarded by shared.mu.
@@ -116,7 +118,8 @@ func (s *shared) claim(key, owner string, o store.ClaimOptions) *claim {
 	return &claim{s: s, key: key, o: o, owner: owner, wake: make(chan struct{}, 1)}
 }
 
-// Lose takes the lease on key away, as an operator's break or a flushed server would.
+// Lose takes the lease on key away, as a flushed server would ([Store.Break] keeps the key until
+// the holder cannot trust its lease any more).
 // The holder is not told: its next extension answers [store.ErrLost], by itself after
 // Options.ExtendEvery at the latest, or at once with Lease.Extend. Another can hold the
 // key from now on. Where nobody holds it, Lose answers [store.ErrInvalid].
@@ -215,7 +218,8 @@ func (r *row) holder(key string) store.Holder {
 	switch {
 	case r.grant != nil:
 		g := r.grant
-		return store.Holder{Key: key, Owner: g.owner, Label: g.label, Token: g.token, TTL: left(g.until)}
+		return store.Holder{Key: key, Owner: g.owner, Label: g.label, Token: g.token, TTL: left(g.until),
+			Held: time.Since(g.since), Broken: g.broken}
 	case r.reserved != nil:
 		return store.Holder{Key: key, Owner: r.reserved.owner, Label: r.reserved.o.Label, TTL: left(r.turnEnds)}
 	}
@@ -280,7 +284,8 @@ func (c *claim) Try(ctx context.Context) (store.Grant, error) {
 	r.unreserve()
 	c.s.token++
 	c.granted = true
-	r.grant = &grant{owner: c.owner, label: c.o.Label, token: c.s.token, until: time.Now().Add(c.o.TTL)}
+	now := time.Now()
+	r.grant = &grant{owner: c.owner, label: c.o.Label, token: c.s.token, since: now, until: now.Add(c.o.TTL)}
 	return store.Grant{Token: c.s.token, Owner: c.owner, TTL: c.o.TTL}, nil
 }
 
@@ -491,8 +496,8 @@ func (s *Store) holders(prefix string) (all []store.Holder) {
 	return all
 }
 
-// Break implements [store.Inspector]. Where nobody holds the key, it answers
-// [store.ErrLost].
+// Break implements [store.Inspector]: the holder's extensions fail from now on, and the key is
+// free when its grant would have ended. Where nobody holds the key, it answers [store.ErrLost].
 func (s *Store) Break(ctx context.Context, h store.Holder) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -501,13 +506,15 @@ func (s *Store) Break(ctx context.Context, h store.Holder) error {
 	}
 	r := s.settled(h.Key)
 	defer s.drop(h.Key, r)
-	switch {
-	case r.grant == nil:
+	switch g := r.grant; {
+	case g == nil:
 		return &store.LostError{}
-	case r.grant.owner != h.Owner:
+	case g.broken && g.owner == h.Owner:
+		return nil
+	case g.owner != h.Owner:
 		return &store.HeldError{Holder: r.holder(h.Key)}
 	}
-	r.grant = nil
-	s.settled(h.Key)
+	r.grant.owner, r.grant.label = rand.Text(), label.BrokenBy()
+	r.grant.since, r.grant.broken = time.Now(), true
 	return nil
 }

@@ -95,7 +95,7 @@ func TestWakeUps(t *testing.T) {
 		"expire":  {end: func(s *memstore.Store, h store.Claim, _ string) error { return s.Expire("k") }},
 		"break": {end: func(s *memstore.Store, h store.Claim, owner string) error {
 			return s.Break(context.Background(), store.Holder{Key: "k", Owner: owner})
-		}},
+		}, after: ttl},
 		"ttl": {end: func(*memstore.Store, store.Claim, string) error { return nil }, after: ttl},
 	} {
 		t.Run(name, func(t *testing.T) {

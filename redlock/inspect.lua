@@ -1,5 +1,10 @@
 -- INSPECT: whose vote a node has. Changes nothing.
+-- A replica is no node: it may be behind, and hides expired votes by its own clock.
 -- KEYS vote
+local info = redis.pcall('INFO', 'replication') -- its right may be missing, with TrustRestarts
+if type(info) == 'string' and string.find(info, 'role:slave', 1, true) then
+  return redis.error_reply('READONLY a replica, which may be behind; a node must be a primary')
+end
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local cur = redis.pcall('GET', KEYS[1])

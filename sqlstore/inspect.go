@@ -6,11 +6,12 @@ import (
 	"strings"
 
 	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/internal/label"
 	"github.com/holdfast-go/holdfast/store"
 )
 
 // Inspect answers who holds key. Where nobody does, Holder.Token is the last token of the
-// key. See [store.Inspector].
+// key. Holder.Held goes by the wall clock. See [store.Inspector].
 func (s *Store) Inspect(ctx context.Context, key string) (store.Holder, error) {
 	if err := store.CheckKey(key); err != nil {
 		return store.Holder{}, err
@@ -129,6 +130,6 @@ func (t *tx) breakOff(key, owner string) error {
 	if err != nil {
 		return err
 	}
-	_, err = t.conn.ExecContext(t.ctx, breakSQL, broken, token, []byte(key), owner)
+	_, err = t.conn.ExecContext(t.ctx, breakSQL, broken, token, label.BrokenBy(), []byte(key), owner)
 	return err
 }

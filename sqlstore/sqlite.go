@@ -45,7 +45,7 @@ const (
 	extendSQL = `UPDATE holdfast_leases SET expires = max(expires, ?)
 		WHERE key = ? AND owner = ? AND token = ? AND boot = ? AND expires > ?`
 	releaseSQL = `UPDATE holdfast_leases SET owner = '', expires = 0, label = '' WHERE key = ? AND owner = ?`
-	breakSQL   = `UPDATE holdfast_leases SET owner = ?, token = ?, label = 'broken' WHERE key = ? AND owner = ?`
+	breakSQL   = `UPDATE holdfast_leases SET owner = ?, token = ?, label = ? WHERE key = ? AND owner = ?`
 	listSQL    = `SELECT key, owner, token, boot, expires, label FROM holdfast_leases
 		WHERE key > ? AND key >= ? AND owner <> '' ORDER BY key LIMIT ?`
 )
@@ -97,7 +97,10 @@ func (r row) live(c leaseClock, now time.Duration) bool {
 }
 
 func (r row) holder(now time.Duration) store.Holder {
-	return store.Holder{Key: r.key, Owner: r.owner, Label: r.label, Token: fence.Token(r.token), TTL: r.expires - now}
+	return store.Holder{Key: r.key, Owner: r.owner, Label: r.label, Token: fence.Token(r.token), TTL: r.expires - now,
+		Broken: strings.HasPrefix(r.owner, brokenBy),
+		// The token is the wall clock at the grant, unless that had gone back.
+		Held: max(0, time.Since(time.UnixMicro(r.token)))}
 }
 
 func (r row) held(now time.Duration) *store.HeldError {

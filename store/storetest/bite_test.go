@@ -229,10 +229,10 @@ func (s *broken) Break(ctx context.Context, h store.Holder) error {
 	return s.Store.Break(ctx, h)
 }
 
-// take breaks whoever holds the key.
+// take takes the key from whoever holds it.
 func (s *broken) take(ctx context.Context, key string) {
-	if h, err := s.Store.Inspect(ctx, key); err == nil && h.Owner != "" {
-		_ = s.Store.Break(ctx, h)
+	if ctx.Err() == nil {
+		_ = s.Store.Lose(key)
 	}
 }
 
@@ -626,6 +626,24 @@ var faults = map[string]struct {
 		s.break_ = func(s *broken, ctx context.Context, h store.Holder) error {
 			s.take(ctx, h.Key)
 			return ctx.Err()
+		}
+	}},
+	"Break frees the key at once": {"Inspection/Break", func(s *broken) {
+		s.break_ = func(s *broken, ctx context.Context, h store.Holder) error {
+			err := s.Store.Break(ctx, h)
+			if err == nil {
+				s.take(ctx, h.Key)
+			}
+			return err
+		}
+	}},
+	"Break takes a free key": {"Inspection/BreakFormer", func(s *broken) {
+		s.break_ = func(s *broken, ctx context.Context, h store.Holder) error {
+			err := s.Store.Break(ctx, h)
+			if errors.Is(err, store.ErrLost) {
+				_, _ = s.Store.Claim(h.Key, store.ClaimOptions{TTL: time.Hour}).Try(ctx)
+			}
+			return err
 		}
 	}},
 	"Break breaks nothing": {"Inspection/Break", func(s *broken) {

@@ -16,6 +16,8 @@ var inspectionTests = []test{
 	{name: "Break", run: testBreak, needs: is[store.Inspector]},
 	{name: "BreakWrongOwner", run: testBreakWrongOwner, needs: is[store.Inspector]},
 	{name: "BreakFree", run: testBreakFree, needs: is[store.Inspector]},
+	{name: "BreakFormer", run: testBreakFormer, needs: is[store.Inspector]},
+	{name: "BreakTwice", run: testBreakTwice, needs: is[store.Inspector]},
 	{name: "DoneContext", run: testInspectDone, needs: is[store.Inspector]},
 }
 
@@ -52,8 +54,11 @@ func (e *env) describes(op string, h store.Holder, key string, g store.Grant) {
 	if h.TTL <= 0 || h.TTL > e.long+e.step() {
 		e.Errorf("%s says that %v are left of %v", op, h.TTL, e.long)
 	}
-	if h.NoTTL || h.Foreign {
-		e.Errorf("%s calls a lease of this store foreign or endless: %+v", op, h)
+	if h.NoTTL || h.Foreign || h.Broken {
+		e.Errorf("%s calls a lease of this store foreign, endless or broken: %+v", op, h)
+	}
+	if most := time.Since(e.began) + e.ttl; h.Held < 0 || h.Held > most {
+		e.Errorf("%s says that the key has been held for %v, the test runs for less than %v", op, h.Held, most)
 	}
 }
 
@@ -139,36 +144,111 @@ func testListHostilePrefix(e *env) {
 	}
 }
 
-// Break ends the holder's lease at once for the holder, and never lets two hold: some
-// stores keep the key until every promise has run out.
+// Break ends the holder's lease for the holder, and never lets two hold: the key stays taken
+// while the holder, if it has not asked, may trust its grant.
 func testBreak(e *env) {
 	key := e.key()
 	c := e.claim(e.s, key)
+	asked := time.Now()
 	g := e.grant(c, "the holder")
-	h := e.inspect(key)
-	if err := e.steady("Break", func() error { return e.inspector().Break(e.ctx, h) }); err != nil {
-		e.Fatalf("Break of the holder answers %v", err)
-	}
+	e.break_(e.inspect(key))
 	e.lost(c, "a holder whose lease was broken")
 	next := e.claim(e.s2, key)
-	start := time.Now()
-	for {
-		n, err := e.try(next)
-		if err == nil {
-			if e.info.Fencing != store.FencingNone && n.Token <= g.Token {
-				e.Errorf("token %v comes after token %v, which was broken", n.Token, g.Token)
-			}
-			break
-		}
-		if limit := max(e.long, e.info.MaxTTL) + 2*e.ttl; time.Since(start) > limit {
-			e.Fatalf("a broken key is not free after %v: %v", limit, err)
-		}
-		e.pause()
+	n := e.afterBreak(next)
+	if early := time.Since(asked); early < store.Validity(g.TTL, 0) {
+		e.Errorf("another is granted the key after %v, though the grant that was broken promised %v", early, g.TTL)
+	}
+	if e.info.Fencing != store.FencingNone && n.Token <= g.Token {
+		e.Errorf("token %v comes after token %v, which was broken", n.Token, g.Token)
 	}
 	if err := e.tryRelease(c); !errors.Is(err, store.ErrLost) {
 		e.Errorf("Release of a broken lease answers %v, want ErrLost", err)
 	}
 	e.extend(next, "the next holder, after Release of a broken lease")
+	e.release(next, "the next holder")
+}
+
+func (e *env) break_(h store.Holder) {
+	e.Helper()
+	if err := e.steady("Break", func() error { return e.inspector().Break(e.ctx, h) }); err != nil {
+		e.Fatalf("Break of %q answers %v", h.Owner, err)
+	}
+}
+
+// afterBreak tries until it is granted a key that was broken. Until then the key is neither free
+// nor held.
+func (e *env) afterBreak(next store.Claim) store.Grant {
+	e.Helper()
+	start := time.Now()
+	for {
+		g, err := e.try(next)
+		if err == nil {
+			return g
+		}
+		var held *store.HeldError
+		if !errors.As(err, &held) || !held.Holder.Broken {
+			e.Errorf("Try of a broken key answers %v, want a *HeldError that says that it is broken", err)
+		}
+		if limit := e.longest() + 2*e.ttl; time.Since(start) > limit {
+			e.Fatalf("a broken key is not free after %v: %v", limit, err)
+		}
+		e.pause()
+	}
+}
+
+// longest is for how long a key that was broken may stay taken. A ceiling of days is none.
+func (e *env) longest() time.Duration {
+	if e.info.MaxTTL > time.Hour {
+		return e.long
+	}
+	return max(e.long, e.info.MaxTTL)
+}
+
+// What was broken says so, to everybody who asks, and breaking it again changes nothing.
+func testBreakTwice(e *env) {
+	key := e.key()
+	c := e.claim(e.s, key)
+	g := e.grant(c, "the holder")
+	h := e.inspect(key)
+	e.break_(h)
+	broken := e.inspect(key)
+	if !broken.Broken || broken.Owner == "" || broken.Owner == g.Owner || broken.Label == "" {
+		e.Fatalf("Inspect of a broken key answers %+v", broken)
+	}
+	if limit := e.longest(); broken.TTL <= 0 || broken.TTL > limit+e.step() {
+		e.Errorf("Inspect says that a broken key is free in %v, want at most %v", broken.TTL, limit)
+	}
+	if found := e.list(key)[key]; !found.Broken || found.Owner != broken.Owner {
+		e.Errorf("List answers %+v for a broken key, Inspect %+v", found, broken)
+	}
+	e.break_(broken)
+	var held *store.HeldError
+	if err := e.inspector().Break(e.ctx, h); err != nil && !(errors.As(err, &held) && held.Holder.Broken) {
+		e.Errorf("Break of a holder whose key is broken already answers %v, want nil or a *HeldError that says so", err)
+	}
+	if again := e.inspect(key); again.Owner != broken.Owner || again.TTL > broken.TTL {
+		e.Errorf("breaking it again turns %+v into %+v", broken, again)
+	}
+	e.lost(c, "a holder whose lease was broken")
+}
+
+// Where nobody holds the key, Break says so, and leaves it free.
+func testBreakFormer(e *env) {
+	key := e.key()
+	c := e.claim(e.s, key)
+	g := e.grant(c, "the holder")
+	e.release(c, "the holder")
+	for _, owner := range []string{g.Owner, "nobody"} {
+		err := e.steady("Break", func() error {
+			return e.inspector().Break(e.ctx, store.Holder{Key: key, Owner: owner})
+		})
+		if !errors.Is(err, store.ErrLost) {
+			e.Errorf("Break of a key that nobody holds answers %v, want ErrLost", err)
+		}
+	}
+	e.nobody(key, "a free key, after Break")
+	next := e.claim(e.s, key)
+	e.regrant(next, "the next holder, after Break of a free key")
 	e.release(next, "the next holder")
 }
 
@@ -188,8 +268,7 @@ func testBreakWrongOwner(e *env) {
 	e.release(c, "the holder")
 }
 
-// Where nobody holds the key, Break has nothing to break, and takes nothing from those who
-// come later.
+// Break of a former holder takes nothing from those who come later.
 func testBreakFree(e *env) {
 	key := e.key()
 	c := e.claim(e.s, key)

@@ -125,20 +125,21 @@ func is[T any](s store.Store) bool {
 // env is what one test works with.
 type env struct {
 	testing.TB
-	cfg  Config
-	h    Harness
-	s    store.Store // one process
-	s2   store.Store // another one
-	info store.Info
-	ttl  time.Duration // of leases that expire in the test
-	long time.Duration // of leases that do not
-	ctx  context.Context
-	salt string
-	keys int
+	cfg   Config
+	h     Harness
+	s     store.Store // one process
+	s2    store.Store // another one
+	info  store.Info
+	ttl   time.Duration // of leases that expire in the test
+	long  time.Duration // of leases that do not
+	ctx   context.Context
+	salt  string
+	keys  int
+	began time.Time
 }
 
 func newEnv(t testing.TB, cfg Config) *env {
-	e := &env{TB: t, cfg: cfg, h: cfg.New(t), salt: rand.Text()[:12]}
+	e := &env{TB: t, cfg: cfg, h: cfg.New(t), salt: rand.Text()[:12], began: time.Now()}
 	e.s, e.s2 = e.h.Open(), e.h.Open()
 	e.info = e.s.Info()
 	e.ttl = cfg.TTL
