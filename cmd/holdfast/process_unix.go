@@ -147,8 +147,9 @@ func (c *child) kill() {
 // remains reports whether members of the group are left after wait has returned. Those that
 // were killed and whose parents do not reap them are not.
 func (c *child) remains() bool {
-	reapOrphans()
-	return unix.Kill(-c.pid, 0) != unix.ESRCH && !(c.killed && allZombies(c.pid))
+	dead := c.killed && allZombies(c.pid)
+	reapOrphans() // after that, since what is dead may be ours to reap
+	return !dead && unix.Kill(-c.pid, 0) != unix.ESRCH
 }
 
 // close takes the terminal back.

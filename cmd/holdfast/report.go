@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"regexp"
 	"slices"
@@ -12,31 +14,115 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/redlock"
+	"github.com/holdfast-go/holdfast/store"
 )
 
-const (
-	reportAfter = time.Second      // of waiting, and then whenever the reason changes
-	repeatAfter = 10 * time.Second // also where it does not
-)
+// record is one line of --json. Times are Unix times, and both they and durations are in
+// seconds.
+type record struct {
+	Time     float64        `json:"time"`
+	Event    string         `json:"event"`
+	Key      string         `json:"key"`
+	Token    holdfast.Token `json:"token,omitempty"`
+	Owner    string         `json:"owner,omitempty"`
+	Deadline float64        `json:"deadline,omitempty"` // the lease holds until then if it is never extended again
+	Waited   float64        `json:"waited,omitempty"`
+	Held     float64        `json:"held,omitempty"`
+	Left     float64        `json:"left,omitempty"` // validity
+	Holder   *holderRecord  `json:"holder,omitempty"`
+	Cause    string         `json:"cause,omitempty"` // of a loss; see lossCause
+	Code     *int           `json:"code,omitempty"`
+	Error    string         `json:"error,omitempty"`
+}
+
+// holderRecord is who holds the key that is waited for. Its owner stays out: whoever
+// knows it could release the key.
+type holderRecord struct {
+	Label string         `json:"label,omitempty"`
+	Token holdfast.Token `json:"token,omitempty"`
+	Since float64        `json:"since,omitempty"`
+	TTL   float64        `json:"ttl,omitempty"`
+}
 
 // reporter tells stderr for what we wait, and what becomes of the lease. It is the
 // Observer of the run.
 type reporter struct {
-	key  string
-	lost chan holdfast.Lost // gets the loss of the lease
+	key     string
+	json    bool     // records instead of text
+	verbose bool     // also what goes well
+	outer   []string // owners of the leases around us
 
-	mu       sync.Mutex
-	why      error             // of the last attempt to acquire; nil before the first
-	faults   map[string]string // of each node, as last seen
-	failing  bool              // extensions fail, and that has been told
-	acquired chan struct{}
-	told     chan struct{} // closed when the goroutine that tells has ended
+	lost     chan holdfast.Lost // gets the loss of the lease
+	nested   chan struct{}      // gets word that a lease around us holds the key
+	waits    chan struct{}      // gets word of a refusal
+	acquired chan struct{}      // closed when the wait is over
+	told     chan struct{}      // closed when the goroutine that tells of it has ended
+
+	mu      sync.Mutex
+	why     error             // of the last attempt to acquire; nil before the first
+	faults  map[string]string // of each node, as last seen
+	failing bool              // extensions fail, and that has been told
 }
 
+// newReporter begins to tell people of a wait.
 func newReporter(key string) *reporter {
-	r := &reporter{key: key, faults: map[string]string{}, lost: make(chan holdfast.Lost, 1), acquired: make(chan struct{}), told: make(chan struct{})}
-	go r.tell(time.Now())
+	r := makeReporter(key)
+	go (&teller{r: r, began: time.Now()}).tell()
 	return r
+}
+
+func makeReporter(key string) *reporter {
+	return &reporter{key: key, outer: outerOwners(), faults: map[string]string{},
+		lost: make(chan holdfast.Lost, 1), nested: make(chan struct{}, 1), waits: make(chan struct{}, 1),
+		acquired: make(chan struct{}), told: make(chan struct{})}
+}
+
+// reporter begins to tell of a wait as the flags say. The store is asked who holds the
+// key, if it can tell.
+func (f *runFlags) reporter(key string, st store.Store) *reporter {
+	r := makeReporter(key)
+	r.json, r.verbose = f.json, f.verbose
+	t := &teller{r: r, began: time.Now()}
+	if !r.json && stderr.isTerminal() {
+		inspector, _ := st.(store.Inspector)
+		t.asker = &asker{inspector: inspector, key: key}
+	}
+	go t.tell()
+	return r
+}
+
+// tell writes a record, or the text that says the same to people; an empty one says
+// nothing.
+func (r *reporter) tell(rec record, text string) {
+	if !r.json {
+		if text != "" {
+			say("%s", text)
+		}
+		return
+	}
+	rec.Time, rec.Key = unixTime(time.Now()), r.key
+	if line, err := json.Marshal(rec); err == nil { // it holds nothing that JSON cannot say
+		stderr.say(string(line))
+	}
+}
+
+// aside is a text of what goes well.
+func (r *reporter) aside(format string, args ...any) string {
+	if !r.verbose {
+		return ""
+	}
+	return fmt.Sprintf(format, args...)
+}
+
+// failed tells why there is no exit code of CMD to pass on. Where that has been told, what
+// it returns has the code only.
+func (r *reporter) failed(err error) error {
+	e, ok := errors.AsType[*exit](err)
+	if !r.json || !ok || e.err == nil {
+		return err
+	}
+	r.tell(record{Event: "failed", Code: &e.code, Error: e.err.Error()}, "")
+	return &exit{code: e.code}
 }
 
 // Observe implements [holdfast.Observer].
@@ -46,14 +132,23 @@ func (r *reporter) Observe(_ context.Context, e holdfast.Event) {
 	switch e := e.(type) {
 	case holdfast.Waiting:
 		r.why = e.Err
+		poke(r.waits)
+		if heldAround(e.Err, r.outer) {
+			poke(r.nested)
+		}
+	case holdfast.Acquired:
+		r.tell(record{Event: "acquired", Token: e.Token, Owner: e.Owner, Deadline: unixTime(time.Now().Add(e.Validity)), Waited: e.Waited.Seconds()},
+			r.aside("acquired %q after %v, token %v", e.Key, rounded(e.Waited), e.Token))
 	case holdfast.AtRisk:
+		text := ""
 		if !r.failing {
-			say("cannot extend the lease on %q, %v left: %v", e.Key, rounded(e.Left), e.Err)
+			text = fmt.Sprintf("cannot extend the lease on %q, %v left: %v", e.Key, rounded(e.Left), e.Err)
 		}
 		r.failing = true
+		r.tell(record{Event: "at-risk", Token: e.Token, Left: e.Left.Seconds(), Error: e.Err.Error()}, text)
 	case holdfast.Extended:
 		if r.failing {
-			say("the lease on %q is extended again", e.Key)
+			r.tell(record{Event: "extended", Token: e.Token, Left: e.Validity.Seconds()}, fmt.Sprintf("the lease on %q is extended again", e.Key))
 		}
 		r.failing = false
 	case holdfast.Lost:
@@ -64,31 +159,34 @@ func (r *reporter) Observe(_ context.Context, e holdfast.Event) {
 	}
 }
 
+// loss tells of the loss of the lease.
+func (r *reporter) loss(l holdfast.Lost, text string) {
+	r.tell(record{Event: "lost", Token: l.Token, Held: l.Held.Seconds(), Cause: lossCause(l.Err), Error: l.Err.Error()}, text)
+}
+
+// lossCause is a word for why a lease was lost; there is max-hold beside these.
+func lossCause(err error) string {
+	if _, ok := errors.AsType[*holdfast.ExpiredError](err); ok {
+		return "expired"
+	}
+	if lost, ok := errors.AsType[*holdfast.LostError](err); ok && lost.By != nil {
+		return "taken"
+	}
+	return "gone"
+}
+
 // waited ends the telling of a wait.
 func (r *reporter) waited() {
 	close(r.acquired)
 	<-r.told
 }
 
-func (r *reporter) tell(began time.Time) {
-	defer close(r.told)
-	tick := time.NewTicker(reportAfter)
-	defer tick.Stop()
-	var last string
-	var told time.Time
-	for {
-		select {
-		case <-r.acquired:
-			return
-		case now := <-tick.C:
-			text, sort := r.reason()
-			if sort == last && now.Sub(told) < repeatAfter {
-				continue
-			}
-			last, told = sort, now
-			say("waiting for %q since %v: %s", r.key, now.Sub(began).Round(time.Second), text)
-		}
-	}
+// held is who refused the last attempt; nil where something else did.
+func (r *reporter) held() *holdfast.HeldError {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	held, _ := errors.AsType[*holdfast.HeldError](r.why)
+	return held
 }
 
 var durations = regexp.MustCompile(`\b([0-9.]+(h|m|s|ms|µs|ns))+\b`)
@@ -117,5 +215,16 @@ func (r *reporter) reason() (text, sort string) {
 	return text, strings.Join(slices.Sorted(maps.Values(r.faults)), "; ")
 }
 
+// poke leaves word in a channel with room for one.
+func poke(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
 // rounded cuts a duration to what people read.
 func rounded(d time.Duration) time.Duration { return d.Round(100 * time.Millisecond) }
+
+// unixTime is a time as records have it.
+func unixTime(t time.Time) float64 { return float64(t.UnixMilli()) / 1000 }

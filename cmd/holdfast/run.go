@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -25,8 +26,8 @@ The lease is extended for as long as CMD runs. When it is lost, CMD and all that
 started in its process group get TERM, and KILL after --grace, which is before
 another can hold KEY. CMD is found in PATH and gets its arguments as they are; there
 is no shell in between. What CMD leaves running in its process group when it ends is
-ended too, because it would go on without the lock. Where holdfast itself is killed by
-KILL, CMD is too (on Linux), but not what CMD has started.
+ended too, because it would go on without the lock. Standard input and both outputs
+are CMD's; what holdfast itself says goes to standard error.
 
 Stores:
   sqlite:PATH                         a file: all processes of this machine
@@ -35,30 +36,56 @@ Stores:
   ?max-ttl=30s&trust-restarts=1       the flags of these names, as part of a redis:// URL
 Without --store it is HOLDFAST_STORE (URLs with spaces between them), else the SQLite
 file holdfast/locks.db in $XDG_STATE_HOME or ~/.local/state (root: /var/lib), which
-excludes the processes of one user.
+excludes the processes of one user. Every user of the machine can read the command
+line: a password belongs into HOLDFAST_STORE.
 
 Environment of CMD:
   HOLDFAST_KEY       KEY
   HOLDFAST_TOKEN     the fencing token: larger than that of every earlier holder of KEY.
                      Pass it to what CMD writes to, and refuse smaller ones there
   HOLDFAST_OWNER     random identity of this acquisition
+  HOLDFAST_OWNERS    the same of all runs around CMD, the outermost first
   HOLDFAST_DEADLINE  Unix time in seconds until which the lease holds if it is never
                      extended again, as of the start of CMD
   HOLDFAST_STORE     the store, for a holdfast inside CMD; it holds the password,
                      if there is one
+A run inside CMD has words of its own. One of the same KEY would wait for itself: it is
+refused at once, as long as CMD passes HOLDFAST_OWNERS on.
 
 Exit codes:
   that of CMD, or 128+n where signal n ended it, and
-  1    another holds KEY (--nonblock, or --wait ran out); --conflict-exit-code
+  1    another holds KEY (--nonblock, or --wait ran out), or a run around this one
+       does; --conflict-exit-code
   64   the command line is wrong
-  75   the lease was lost while CMD ran; --lost-exit-code
+  75   the lease was lost before it was released, or --max-hold ended CMD;
+       --lost-exit-code
   125  holdfast failed; also where the store cannot be reached
   126  CMD cannot be run
   127  CMD was not found
   128+n  signal n came while waiting; nothing was run
+So 0 says that CMD succeeded, and that KEY was held all the time.
 
-Signals are sent on to the process group of CMD. A signal that comes while waiting
-gives up.
+Signals are sent on to the process group of CMD, all that can be caught but PIPE, CHLD,
+URG, PROF and TTOU. One that comes while waiting gives up and leaves nothing behind; one
+that comes during --min-hold, or that ended CMD before, ends that.
+
+--json writes one object a line. Each has time, event and key; durations are seconds:
+  waiting   waited, error, holder (label, token, ttl, since)
+  acquired  token, owner, deadline, waited
+  at-risk   token, left, error: an extension failed; extended: it works again
+  lost      token, held, cause (expired, gone, taken, max-hold), error
+  ended     code: CMD and its group have ended
+  released  token, held; error where the store did not confirm
+  failed    code, error: there is no exit code of CMD to pass on
+What is wrong with the flags is told as text.
+
+Limits:
+  What leaves the process group, as daemons do, is neither ended nor waited for.
+  What runs as another user, as under sudo, gets no signals from a holdfast that is not
+  root: write sudo holdfast run, not holdfast run -- sudo.
+  Where holdfast itself is killed by KILL, CMD is too on Linux, unless it has changed its
+  user; what CMD has started is not, nor is CMD elsewhere. Where holdfast is stopped by
+  STOP, nobody ends CMD in time. HOLDFAST_TOKEN is for both.
 
 A KEY that begins with a dash stands behind a -- of its own:
   holdfast run [flags] -- KEY -- CMD`
@@ -67,7 +94,11 @@ A KEY that begins with a dash stands behind a -- of its own:
 type runFlags struct {
 	claimFlags
 	grace    time.Duration
+	maxHold  time.Duration
+	minHold  time.Duration
 	lostCode uint8
+	json     bool
+	verbose  bool
 }
 
 func runCommand() *cobra.Command {
@@ -90,8 +121,12 @@ func runCommand() *cobra.Command {
 	}
 	flags := cmd.Flags()
 	f.claimFlags.add(flags, "time after which the lease ends unless it is extended, at least 400ms")
-	flags.DurationVar(&f.grace, "grace", 0, "time from TERM to KILL (default 5s, or a quarter of the ttl if that is less)")
+	flags.DurationVar(&f.grace, "grace", 0, "time from TERM to KILL (default 5s, or a quarter of --ttl or --max-hold if that is less)")
+	flags.DurationVar(&f.maxHold, "max-hold", 0, "hold KEY at most this long: CMD gets TERM in time before, as if the lease were lost (default without end)")
+	flags.DurationVar(&f.minHold, "min-hold", 0, "hold KEY at least this long, also after CMD has ended, so that a short job runs once")
 	flags.Uint8Var(&f.lostCode, "lost-exit-code", exitLost, "exit `CODE` where the lease was lost, from 1")
+	flags.BoolVar(&f.json, "json", false, "write our own words as JSON, one object a line")
+	flags.BoolVarP(&f.verbose, "verbose", "v", false, "also say what goes well: acquired with which token, ended, released")
 	flags.SortFlags = false
 	// The help flag among the words of CMD means that "--" was forgotten.
 	help := cmd.HelpFunc()
@@ -133,11 +168,14 @@ func splitArgs(args []string, dash int) (key string, argv []string, err error) {
 const slack = 100 * time.Millisecond
 
 func (f *runFlags) check(given func(flag string) bool) error {
-	if !given("grace") {
-		f.grace = min(5*time.Second, f.ttl/4)
-	}
 	if err := f.claimFlags.check(given); err != nil {
 		return err
+	}
+	if !given("grace") {
+		f.grace = min(5*time.Second, f.ttl/4)
+		if f.maxHold > 0 {
+			f.grace = min(f.grace, f.maxHold/4)
+		}
 	}
 	switch {
 	case f.lostCode == 0:
@@ -146,6 +184,12 @@ func (f *runFlags) check(given func(flag string) bool) error {
 		return usage("invalid --ttl %v: must be at least %v, to end CMD in time when the lease is lost", f.ttl, 4*slack)
 	case f.grace < 0 || f.grace > f.ttl/2-slack:
 		return usage("invalid --grace %v: must be from 0s to half of the ttl less %v (%v)", f.grace, slack, f.ttl/2-slack)
+	case given("max-hold") && f.maxHold <= f.grace+slack:
+		return usage("invalid --max-hold %v: must be more than the grace and %v (%v)", f.maxHold, slack, f.grace+slack)
+	case given("min-hold") && f.minHold <= 0:
+		return usage("invalid --min-hold %v: must be positive", f.minHold)
+	case f.maxHold > 0 && f.minHold > f.maxHold:
+		return usage("invalid --min-hold %v: must be at most --max-hold (%v)", f.minHold, f.maxHold)
 	}
 	return nil
 }
@@ -163,8 +207,8 @@ func (f *runFlags) run(ctx context.Context, key string, argv []string) error {
 	}
 	defer st.close()
 
-	report := newReporter(key)
-	locks, err := holdfast.New(st, &holdfast.Options{TTL: f.ttl, Margin: f.grace + slack, Label: f.label, Observer: report})
+	report := f.reporter(key, st.Store)
+	locks, err := holdfast.New(st.Store, &holdfast.Options{TTL: f.ttl, Margin: f.grace + slack, Label: f.label, Observer: report})
 	if err != nil {
 		return failure(err)
 	}
@@ -172,16 +216,20 @@ func (f *runFlags) run(ctx context.Context, key string, argv []string) error {
 	ignorePipe()
 	signals := make(chan os.Signal, 16)
 	catch(signals, ending)
-	lease, err := f.acquire(ctx, locks, key, signals)
+	lease, err := f.await(ctx, locks, report, signals)
 	report.waited()
 	if err != nil {
-		return err
+		return report.failed(err)
 	}
 
 	catch(signals, passing)
-	cmd := &exec.Cmd{Path: path, Args: argv, Env: environment(lease, st.spec), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
-	code, err := f.supervise(cmd, lease, report.lost, signals)
-	return f.finish(lease, code, err)
+	cmd := &exec.Cmd{Path: path, Args: argv, Env: environment(lease, st.spec, report.outer), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
+	j := &job{runFlags: f, name: argv[0], lease: lease, granted: time.Now(), report: report, signals: signals}
+	code, err := j.supervise(cmd)
+	if err == nil {
+		j.keep(code)
+	}
+	return report.failed(j.finish(code, err))
 }
 
 // catch relays signals, but none that we were started to ignore, as nohup does.
@@ -194,6 +242,12 @@ func catch(to chan<- os.Signal, signals []os.Signal) {
 
 // acquire waits as the flags say. A signal ends it; then nothing is held.
 func (f *claimFlags) acquire(ctx context.Context, locks *holdfast.Locker, key string, signals <-chan os.Signal) (*holdfast.Lease, error) {
+	return f.await(ctx, locks, makeReporter(key), signals)
+}
+
+// await waits as the flags say. A signal ends it; then nothing is held. The report is the
+// Observer of locks.
+func (f *claimFlags) await(ctx context.Context, locks *holdfast.Locker, report *reporter, signals <-chan os.Signal) (*holdfast.Lease, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if f.wait > 0 {
@@ -206,91 +260,188 @@ func (f *claimFlags) acquire(ctx context.Context, locks *holdfast.Locker, key st
 	go func() {
 		defer close(done)
 		if f.nonblock {
-			lease, err = locks.TryAcquire(ctx, key)
+			lease, err = locks.TryAcquire(ctx, report.key)
 		} else {
-			lease, err = locks.Acquire(ctx, key)
+			lease, err = locks.Acquire(ctx, report.key)
 		}
 	}()
 	select {
 	case <-done:
+	case <-report.nested:
+		cancel()
+		<-done
 	case s := <-signals:
 		cancel()
 		<-done
-		if err == nil {
-			if err := release(lease); err != nil {
-				say("%v", err)
-			}
-		}
-		return nil, &exit{code: exitSignal + int(s.(syscall.Signal))}
+		return nil, giveUp(lease, err, report, s)
 	}
 	switch {
 	case err == nil:
 		return lease, nil
+	case heldAround(err, report.outer):
+		return nil, &exit{int(f.conflictCode), fmt.Errorf("acquire %q: already held by a holdfast run around this one, which would wait for itself; leave out one of the two, or take another key", report.key)}
 	case errors.Is(err, holdfast.ErrHeld):
 		return nil, &exit{int(f.conflictCode), err}
 	}
 	return nil, &exit{exitFailed, err}
 }
 
-// supervise runs the command until nothing of its process group is left, and returns its
-// exit code. Signals are sent on; the loss of the lease ends the command.
-func (f *runFlags) supervise(cmd *exec.Cmd, lease *holdfast.Lease, lost <-chan holdfast.Lost, signals <-chan os.Signal) (int, error) {
-	if err := lease.Err(); err != nil { // we have been paused: another may hold the key
-		return 0, fmt.Errorf("%w; %s is not run", err, cmd.Args[0])
+// giveUp gives back what a signal has come too late for, and says with which code to exit.
+func giveUp(lease *holdfast.Lease, err error, report *reporter, s os.Signal) error {
+	code := exitSignal + int(s.(syscall.Signal))
+	if err == nil {
+		err = release(lease)
+	} else {
+		err = nil // it says that the wait was given up
 	}
-	c, err := start(cmd, func() bool { return lease.Validity() > 0 })
+	report.tell(record{Event: "failed", Code: &code, Error: "gave up by signal: " + s.String()}, report.aside("gave up by signal: %v", s))
 	if err != nil {
-		return 0, cannotRun(cmd.Args[0], err)
+		report.tell(record{Event: "released", Error: err.Error()}, err.Error())
+	}
+	return &exit{code: code}
+}
+
+// job is a run that holds its key.
+type job struct {
+	*runFlags
+	name    string // of CMD
+	lease   *holdfast.Lease
+	granted time.Time
+	report  *reporter
+	signals <-chan os.Signal
+	stop    bool // a signal has asked for the end
+	overdue bool // --max-hold ended CMD
+}
+
+// stopping are the signals that ask for the end of all, and not only of CMD's business.
+var stopping = []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM}
+
+// supervise runs the command until nothing of its process group is left, and returns its
+// exit code. Signals are sent on; the loss of the lease ends the command, and so does the
+// end of --max-hold.
+func (j *job) supervise(cmd *exec.Cmd) (int, error) {
+	if err := j.lease.Err(); err != nil { // we have been paused: another may hold the key
+		return 0, fmt.Errorf("%w; %s is not run", err, j.name)
+	}
+	c, err := start(cmd, func() bool { return j.lease.Validity() > 0 })
+	if err != nil {
+		return 0, cannotRun(j.name, err)
 	}
 	defer c.close()
 	ended := make(chan int, 1)
 	go func() { ended <- c.wait() }()
 
+	var overdue, kill, again <-chan time.Time
+	if j.maxHold > 0 {
+		overdue = time.After(time.Until(j.granted.Add(j.maxHold - j.grace - slack)))
+	}
+	var killAt time.Time
+	end := func(grace time.Duration) { // an earlier KILL stays where it is
+		if at := time.Now().Add(grace); kill == nil || at.Before(killAt) {
+			killAt, kill = at, time.After(grace)
+		}
+		if grace > 0 { // else another may hold the key already: no instant more
+			c.terminate()
+		}
+	}
 	var code int
-	var kill, again <-chan time.Time
 	for {
 		select {
-		case s := <-signals:
+		case s := <-j.signals:
+			j.stop = j.stop || slices.Contains(stopping, s)
 			c.forward(s)
 			continue
-		case l := <-lost:
-			say("%v; ending %s", l.Err, cmd.Args[0])
-			left := f.grace - l.Overrun
-			if left > 0 { // else another may hold the key already: no instant more
-				c.terminate()
+		case l := <-j.report.lost:
+			j.report.loss(l, fmt.Sprintf("%v; ending %s", l.Err, j.name))
+			end(j.grace - l.Overrun)
+			continue
+		case <-overdue:
+			if ended != nil {
+				j.expire()
 			}
-			kill = time.After(left)
+			end(j.grace)
 			continue
 		case <-kill:
 			c.kill()
 			continue
 		case code = <-ended:
 			if kill == nil && c.remains() {
-				c.terminate()
-				kill = time.After(f.grace)
+				end(j.grace)
 			}
 			ended = nil
 		case <-again:
 		}
 		if ended == nil && !c.remains() {
+			j.report.tell(record{Event: "ended", Code: &code}, j.report.aside("%s ended with exit code %d", j.name, code))
 			return code, nil
 		}
 		again = time.After(10 * time.Millisecond)
 	}
 }
 
+// expire notes that --max-hold is over.
+func (j *job) expire() {
+	j.overdue = true
+	err := fmt.Errorf("hold %q: lease lost: --max-hold %v is over", j.report.key, j.maxHold)
+	j.report.tell(record{Event: "lost", Token: j.lease.Token(), Held: time.Since(j.granted).Seconds(), Cause: "max-hold", Error: err.Error()},
+		fmt.Sprintf("%v; ending %s", err, j.name))
+}
+
+// keep holds the key until --min-hold is over, unless somebody wants the end.
+func (j *job) keep(code int) {
+	left := j.minHold - time.Since(j.granted)
+	if left <= 0 || j.stop || j.overdue || j.lease.Err() != nil || slices.Contains(stopping, os.Signal(syscall.Signal(code-exitSignal))) {
+		return
+	}
+	if len(passing) > 0 { // none would be all
+		signal.Reset(passing...)
+	}
+	if text := j.report.aside("keeping %q for %v more", j.report.key, rounded(left)); text != "" && !j.json {
+		say("%s", text)
+	}
+	over := time.After(left)
+	for {
+		select {
+		case <-over:
+			return
+		case <-j.lease.Done():
+			return
+		case s := <-j.signals:
+			if slices.Contains(ending, s) {
+				return
+			}
+		}
+	}
+}
+
 // finish gives the key back and says with which code to exit.
-func (f *runFlags) finish(lease *holdfast.Lease, code int, err error) error {
-	lost := lease.Err()
-	if rerr := release(lease); rerr != nil && lost == nil {
+func (j *job) finish(code int, err error) error {
+	lost := j.lease.Err()
+	rerr := release(j.lease)
+	select {
+	case l := <-j.report.lost: // before CMD began, which err tells, or after it ended
+		text := ""
+		if err == nil {
+			text = l.Err.Error()
+		}
+		j.report.loss(l, text)
+	default:
+	}
+	rec := record{Event: "released", Token: j.lease.Token(), Held: time.Since(j.granted).Seconds()}
+	text := j.report.aside("released %q after %v", j.report.key, rounded(time.Since(j.granted)))
+	if rerr != nil {
+		rec.Error, text = rerr.Error(), ""
+		if lost == nil {
+			text = rec.Error
+		}
 		if errors.Is(rerr, holdfast.ErrLost) {
 			lost = rerr
 		}
-		say("%v", rerr)
 	}
+	j.report.tell(rec, text)
 	switch {
-	case lost != nil:
-		return &exit{int(f.lostCode), err}
+	case lost != nil || j.overdue:
+		return &exit{int(j.lostCode), err}
 	case err != nil:
 		return err
 	case code != 0:
@@ -304,11 +455,12 @@ func release(lease *holdfast.Lease) error { return lease.Release(context.Backgro
 
 // environment is ours with the words of this lease. They come last, and so override
 // those of a lease around it.
-func environment(lease *holdfast.Lease, spec string) []string {
+func environment(lease *holdfast.Lease, spec string, outer []string) []string {
 	return append(os.Environ(),
 		"HOLDFAST_KEY="+lease.Key(),
 		"HOLDFAST_TOKEN="+lease.Token().String(),
-		"HOLDFAST_OWNER="+lease.Owner(),
+		ownerVariable+"="+lease.Owner(),
+		ownersVariable+"="+strings.Join(append(outer, lease.Owner()), " "),
 		"HOLDFAST_DEADLINE="+strconv.FormatInt(time.Now().Add(lease.Validity()).Unix(), 10),
 		storeVariable+"="+spec)
 }

@@ -164,6 +164,7 @@ func TestStderrThatNobodyReads(t *testing.T) {
 // runs nothing.
 func TestLostBeforeTheStart(t *testing.T) {
 	mem := memstore.New()
+	f := runFlags{lostCode: exitLost, grace: time.Second}
 	report := newReporter("k")
 	locks, err := holdfast.New(mem, &holdfast.Options{Observer: report})
 	if err != nil {
@@ -179,9 +180,9 @@ func TestLostBeforeTheStart(t *testing.T) {
 	}
 	_ = lease.Extend(t.Context())
 	ran := filepath.Join(t.TempDir(), "ran")
-	f := runFlags{lostCode: exitLost, grace: time.Second}
-	code, err := f.supervise(exec.Command("touch", ran), lease, report.lost, nil)
-	e, ok := errors.AsType[*exit](f.finish(lease, code, err))
+	j := job{runFlags: &f, name: "touch", lease: lease, granted: time.Now(), report: report}
+	code, err := j.supervise(exec.Command("touch", ran))
+	e, ok := errors.AsType[*exit](j.finish(code, err))
 	if !ok || e.code != exitLost || !errors.Is(e, holdfast.ErrLost) {
 		t.Errorf("ends with %v", e)
 	}

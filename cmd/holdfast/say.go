@@ -6,6 +6,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/term"
 )
 
 // say tells people something, in one line. It goes to stderr: stdout is the command's. It
@@ -92,4 +94,15 @@ func (w *writer) flushWithin(d time.Duration) {
 	case <-flushed:
 	case <-limit:
 	}
+}
+
+func (w *writer) isTerminal() bool { return term.IsTerminal(int(w.to.Fd())) }
+
+// width is that of the terminal, in columns.
+func (w *writer) width() int {
+	width, _, err := term.GetSize(int(w.to.Fd()))
+	if err != nil || width <= 0 {
+		return 80
+	}
+	return width
 }

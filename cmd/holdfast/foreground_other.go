@@ -1,0 +1,5 @@
+//go:build !unix
+
+package main
+
+func (w *writer) inForeground() bool { return true }
