@@ -28,4 +28,5 @@ const (
 	ruleU                   // an extension never votes before a quorum kept
 	ruleV                   // the script compares the replication id
 	ruleMRepeat             // m: RELEASE is repeated until the node takes the tombstone
+	ruleUBreak              // u: BREAK takes the vote instead of deleting it
 )

@@ -19,11 +19,11 @@ var (
 	elapsed    atomic.Int64 // ns
 )
 
-var ruleNames = "ABCDEFGIJKLMNOPQRSTUVm"
+var ruleNames = "ABCDEFGIJKLMNOPQRSTUVmu"
 
 // SwitchOff switches the named rules off, such as "M" or "EJ", and returns what switches
-// them on again; "m" is the half of M that is the client's. Stores made before are only
-// partly affected: their scripts stay.
+// them on again; "m" is the half of M that is the client's, "u" the half of U that is BREAK's.
+// Stores made before are only partly affected: their scripts stay.
 func SwitchOff(names string) (restore func()) {
 	var mask uint64
 	for _, name := range names {
@@ -75,6 +75,7 @@ var mutants = []struct {
 	{ruleR, "vote", "math.max(tonumber(m[2] or '0'), now - 5000000)", "tonumber(m[2] or '0')"},
 	{ruleS, "vote", "'PX', 120000", "'PX', 115000"},
 	{ruleS, "release", "'PX', 120000", "'PX', 115000"},
+	{ruleUBreak, "break", "redis.call('SET', KEYS[1], ARGV[2], 'PX', string.format('%.0f', ttl))", "redis.call('DEL', KEYS[1])"},
 }
 
 func switched(script, text string) string {

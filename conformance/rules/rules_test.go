@@ -56,6 +56,11 @@ var scenarios = []scenario{
 	{"U", "deletion on the only node", deleted(1)},
 	{"U", "deletion on three nodes", deleted(3)},
 	{"U", "deletion before an adoption", deletedTicket},
+	{"u", "break of the only node", brokenWhileValid(1)},
+	{"u", "break of three nodes", brokenWhileValid(3)},
+	{"u", "break, and an extension on its way", brokenDuringExtension},
+	{"u", "break, and a late vote", brokenBeforeVote},
+	{"u", "healing between the breaks of two nodes", healedBetweenBreaks},
 	{"V", "failback to a demoted primary", failback},
 	{"V", "script that survives a restart", scriptSurvives},
 }
