@@ -82,6 +82,9 @@ func (p *peer) readmit(key string, known *voteScript) (*voteScript, error) {
 		s, cluster, err = p.admit(ctx, key)
 	}
 	if err != nil {
+		if known == nil {
+			err = closedAtOnce(err)
+		}
 		err = permanent(p.name, key, err)
 		p.note(err, sent)
 		return nil, notAsked{err} // no VOTE was sent

@@ -1,9 +1,12 @@
 package redlock
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/holdfast-go/holdfast/store"
@@ -129,24 +132,59 @@ type misconfigured struct{ error }
 
 func (e misconfigured) Unwrap() error { return e.error }
 
-// permanent returns the refusal that a server's error reply amounts to: errors that no
-// waiting mends. Other errors are returned as they are.
+// aclRules are what a user needs on every server, beside the patterns of keys and channels
+// that aclPatterns names.
+const (
+	aclRules    = "+eval +evalsha +script|load +info +time +exists +get +mget +set +del +pttl +pexpire +hget +hset +hmget +type +scan +publish +subscribe"
+	aclPatterns = "the keys KEY and {KEY}:* of every lock, {holdfast}:* and the channels &holdfast:*"
+)
+
+// permanent returns the refusal that an error amounts to: errors that no waiting mends. Other
+// errors are returned as they are.
 func permanent(node, key string, err error) error {
+	var untrusted *tls.CertificateVerificationError
+	if errors.As(err, &untrusted) {
+		return refuse(node, "its TLS certificate is not trusted: "+oneLine(untrusted.Err.Error())+"; give the client the authority (CA) that signed it and the name that it is for")
+	}
 	var reply *ServerError
 	if !errors.As(err, &reply) {
 		return err
 	}
+	text := oneLine(reply.Text)
 	switch reply.Code() {
 	case "NOAUTH", "WRONGPASS":
-		return refuse(node, "refuses the credentials: "+oneLine(reply.Text))
+		return refuse(node, "refuses the credentials: "+text)
 	case "NOPERM":
-		return refuse(node, oneLine(reply.Text)+"; Holdfast needs +eval +evalsha +script|load +info, and on the lock's keys the commands of its scripts")
+		return refuseRights(node, text)
+	case "DENIED":
+		return refuse(node, text+"; give it a password, or bind it to the interface that it is reached by")
 	case "WRONGTYPE":
 		return refused{&store.InvalidError{Field: "key", Value: key, Rule: "holds another kind of value on node " + node + "; a lock needs a key of its own"}}
 	case "CROSSSLOT":
 		return refused{clusterKeyError(key)}
 	case "MAXTTL":
-		return refuse(node, "has another MaxTTL: "+oneLine(reply.Text))
+		return refuse(node, "has another MaxTTL: "+text)
+	case "ERR":
+		switch {
+		case strings.Contains(text, "The user executing the script can't"): // Redis 7.0; later ones say NOPERM
+			return refuseRights(node, text)
+		case strings.Contains(text, "DB index is out of range"):
+			return refuse(node, "has no database of that number; choose one below its option databases, or 0")
+		case strings.Contains(text, "AUTH") && strings.Contains(text, "without any password configured"):
+			return refuse(node, "refuses the credentials: "+text)
+		}
+	}
+	return err
+}
+
+func refuseRights(node, text string) error {
+	return refuse(node, text+"; Holdfast needs the rules "+aclRules+", and "+aclPatterns)
+}
+
+// closedAtOnce adds to the error of a first contact what most often is behind it.
+func closedAtOnce(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
+		return fmt.Errorf("%w; the connection was closed before anything was answered, as by a server that wants TLS or a client's certificate", err)
 	}
 	return err
 }

@@ -152,12 +152,15 @@ func (s *RedisServer) first() error {
 		if s.port, err = freePort(); err != nil {
 			return err
 		}
-		if _, ok := s.base.config["cluster-enabled"]; ok {
-			bus, err := freePort()
+		for needs, directive := range map[string]string{"cluster-enabled": "cluster-port", "tls-port": "tls-port"} {
+			if _, ok := s.base.config[needs]; !ok {
+				continue
+			}
+			port, err := freePort()
 			if err != nil {
 				return err
 			}
-			s.base.config["cluster-port"] = []string{strconv.Itoa(bus)}
+			s.base.config[directive] = []string{strconv.Itoa(port)}
 		}
 		if err = s.start(s.base); err == nil || !portTaken(err) {
 			return err
@@ -218,7 +221,7 @@ func (s *RedisServer) render(o redisOptions) []byte {
 		b = appendDirective(b, d, values)
 	}
 	// These name the primary that "sentinel monitor" defines, which must come first.
-	for _, d := range []string{"sentinel monitor", "sentinel down-after-milliseconds", "sentinel failover-timeout"} {
+	for _, d := range []string{"sentinel monitor", "sentinel down-after-milliseconds", "sentinel failover-timeout", "sentinel auth-user", "sentinel auth-pass"} {
 		if values, ok := o.config[d]; ok {
 			b = appendDirective(b, d, values)
 		}

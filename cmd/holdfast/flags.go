@@ -40,12 +40,16 @@ func (f *claimFlags) add(flags *pflag.FlagSet, ttlUsage string) {
 	flags.StringVar(&f.label, "label", "", "`TEXT` that tells people who holds KEY (default host:pid)")
 }
 
+// check also takes what the configuration file says for flags that are not given.
 func (f *claimFlags) check(given func(flag string) bool) error {
 	switch {
 	case f.nonblock && given("wait"):
 		return usage("--wait and --nonblock exclude each other")
 	case given("wait") && f.wait <= 0:
 		return usage("invalid --wait %v: must be positive; --nonblock does not wait", f.wait)
+	}
+	if err := f.configure(given); err != nil {
+		return err
 	}
 	return f.store.check(given)
 }

@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"net"
+	"os"
 	"strings"
 	"time"
 
@@ -23,7 +25,14 @@ func openRedis(specs []storeSpec, f storeFlags) (*opened, error) {
 	var nodes []redlock.Node
 	var urls []string
 	for _, s := range specs {
-		conn, err := rueidisnode.Dial(s.client())
+		if err := s.absolute(); err != nil {
+			return nil, err
+		}
+		o, err := s.client()
+		if err != nil {
+			return nil, err
+		}
+		conn, err := rueidisnode.Dial(o)
 		if err != nil {
 			return nil, err
 		}
@@ -63,19 +72,76 @@ func (f storeFlags) terms(specs []storeSpec) (redlock.Options, error) {
 	return o, nil
 }
 
-func (s storeSpec) client() rueidis.ClientOption {
+// client reads the files that the URL names: passwords and certificates.
+func (s storeSpec) client() (rueidis.ClientOption, error) {
 	o := rueidis.ClientOption{
-		InitAddress: []string{s.addr},
+		InitAddress: strings.Split(s.addrs, ","),
 		Username:    s.user,
-		Password:    s.password,
 		SelectDB:    s.db,
 		ClientName:  "holdfast",
 	}
-	if s.scheme == "rediss" {
-		host, _, _ := net.SplitHostPort(s.addr)
-		o.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, ServerName: host}
+	var err error
+	if o.Password, err = s.secretFrom(s.password, "password-file", s.passwordFile); err != nil {
+		return o, err
 	}
-	return o
+	if s.isTLS() {
+		if o.TLSConfig, err = s.tls(); err != nil {
+			return o, err
+		}
+	}
+	if s.isSentinel() {
+		o.Sentinel = rueidis.SentinelOption{MasterSet: s.master, Username: s.sentinelUser, TLSConfig: o.TLSConfig,
+			Dialer:                  net.Dialer{Timeout: 2 * time.Second, KeepAlive: 5 * time.Second}, // as rueidisnode.Dial has them for the servers
+			TopologyRefreshInterval: 5 * time.Second}                                                  // a missed message of the Sentinels must not last
+		o.Sentinel.Password, err = s.secretFrom(s.sentinelPassword, "sentinel-password-file", s.sentinelPasswordFile)
+	}
+	return o, err
+}
+
+// secretFrom is the password that is given, else the content of the file without the end of
+// its line.
+func (s storeSpec) secretFrom(given, parameter, file string) (string, error) {
+	if file == "" {
+		return given, nil
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return "", s.refuseFile(parameter, err)
+	}
+	secret := strings.TrimSuffix(strings.TrimSuffix(string(b), "\n"), "\r")
+	if secret == "" || strings.ContainsAny(secret, "\n\x00") {
+		return "", s.refuse(parameter + " " + file + " must hold one line, the password")
+	}
+	return secret, nil
+}
+
+// refuseFile says that a file of the URL cannot be used. The reason names it.
+func (s storeSpec) refuseFile(parameter string, err error) error {
+	return s.refuse(parameter + " cannot be used: " + err.Error())
+}
+
+// tls is the configuration for rediss://. A server's certificate must be good for the host
+// of the URL, or that which a Sentinel or Cluster names, or tls-server-name.
+func (s storeSpec) tls() (*tls.Config, error) {
+	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: s.serverName}
+	if s.ca != "" {
+		b, err := os.ReadFile(s.ca)
+		if err != nil {
+			return nil, s.refuseFile("tls-ca", err)
+		}
+		c.RootCAs = x509.NewCertPool()
+		if !c.RootCAs.AppendCertsFromPEM(b) {
+			return nil, s.refuse("tls-ca " + s.ca + " holds no certificate in PEM form")
+		}
+	}
+	if s.cert != "" {
+		pair, err := tls.LoadX509KeyPair(s.cert, s.key)
+		if err != nil {
+			return nil, s.refuseFile("tls-cert with tls-key", err)
+		}
+		c.Certificates = []tls.Certificate{pair}
+	}
+	return c, nil
 }
 
 // settleLimit bounds how long the command stays for servers beyond the quorum.

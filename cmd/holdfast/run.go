@@ -29,15 +29,7 @@ is no shell in between. What CMD leaves running in its process group when it end
 ended too, because it would go on without the lock. Standard input and both outputs
 are CMD's; what holdfast itself says goes to standard error.
 
-Stores:
-  sqlite:PATH                         a file: all processes of this machine
-  redis://[USER:PASSWORD@]HOST[:PORT][/DB]   one Redis server; rediss:// is with TLS
-  several redis://, one --store each  Redlock: a lock needs more than half of them
-  ?max-ttl=30s&trust-restarts=1       the flags of these names, as part of a redis:// URL
-Without --store it is HOLDFAST_STORE (URLs with spaces between them), else the SQLite
-file holdfast/locks.db in $XDG_STATE_HOME or ~/.local/state (root: /var/lib), which
-excludes the processes of one user. Every user of the machine can read the command
-line: a password belongs into HOLDFAST_STORE.
+` + storeHelp + `
 
 Environment of CMD:
   HOLDFAST_KEY       KEY

@@ -4,12 +4,9 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"net"
-	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
@@ -20,6 +17,39 @@ import (
 )
 
 const storeVariable = "HOLDFAST_STORE"
+
+// storeHelp is for the help of every verb that has storeFlags.
+const storeHelp = `Stores:
+  sqlite:PATH              a file: all processes of this machine
+  redis://[USER:PASSWORD@]HOST[:PORT][/DB]                  one Redis server
+  redis+sentinel://[USER:PASSWORD@]HOST[:PORT],.../MASTER[/DB]  what Sentinels watch
+  redis+cluster://[USER:PASSWORD@]HOST[:PORT],...           a Redis Cluster
+  rediss://, rediss+sentinel://, rediss+cluster://          the same with TLS
+  several of redis, one --store each       Redlock: a lock needs more than half of them
+Parameters of redis URLs, after ? and with & between them:
+  password-file=PATH       the password is the line in this file
+  tls-ca=PATH              the authority that signs the server's certificate (else the system's)
+  tls-cert=PATH, tls-key=PATH   certificate that the server asks of its clients
+  tls-server-name=NAME     name in the server's certificate (else the host)
+  sentinel-user=USER, sentinel-password=PASSWORD, sentinel-password-file=PATH   of the Sentinels
+  max-ttl=30s, trust-restarts=1         the flags of these names
+Special characters are written as %XX: / ? # % @ in a password are %2F %3F %23 %25 %40, and
+in a path ? # % are %3F %23 %25.
+Everybody on the machine can read a command line: a password belongs into HOLDFAST_STORE, the
+configuration file or a password-file, not into --store.
+
+Without --store it is HOLDFAST_STORE (URLs with spaces between them), else the store of the
+configuration file, else the SQLite file holdfast/locks.db in $XDG_STATE_HOME or
+~/.local/state (root: /var/lib), which excludes the processes of one user.
+
+The configuration file is $HOLDFAST_CONFIG, else holdfast/config.toml in $XDG_CONFIG_HOME or
+~/.config (not for root), else /etc/holdfast/config.toml. One file is read; flags come first:
+  store = "redis://HOST"   or a list: ["redis://A", "redis://B", "redis://C"]
+  ttl = "15s"              --ttl
+  label = "TEXT"           --label
+  max-ttl = "30s"          of the file's store
+  trust-restarts = true    of the file's store
+One that holds a password must not be readable by everybody.`
 
 // storeFlags say which store, and what belongs to its deployment.
 type storeFlags struct {
@@ -37,17 +67,14 @@ type opened struct {
 	close func()
 }
 
-// open opens the store that the flags, else the environment, else the default name.
-// It refuses what is wrong without I/O on the store.
+// open opens the store that the flags, else the environment, else the configuration file,
+// else the default name. It refuses what is wrong without I/O on the store.
 func (f storeFlags) open() (*opened, error) {
 	specs, err := f.specs()
 	if err != nil {
 		return nil, err
 	}
 	if specs[0].scheme == "sqlite" {
-		if len(specs) > 1 {
-			return nil, specs[1].refuse("cannot be joined with a SQLite store; several stores must all be redis:// or rediss://")
-		}
 		if f.maxTTL != 0 || f.trustRestarts {
 			return nil, specs[0].refuse("takes no --max-ttl and no --trust-restarts; they belong to redis://")
 		}
@@ -56,33 +83,29 @@ func (f storeFlags) open() (*opened, error) {
 	return openRedis(specs, f)
 }
 
+// specs are the stores to open: one SQLite file, or Redis servers.
 func (f storeFlags) specs() ([]storeSpec, error) {
-	urls := f.urls
-	if len(urls) == 0 {
-		urls = splitStores(os.Getenv(storeVariable))
+	if len(f.urls) > 0 {
+		return parseStores(f.urls)
 	}
-	if len(urls) == 0 {
-		path, err := defaultPath()
-		if err != nil {
-			return nil, &exit{exitFailed, err}
-		}
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			return nil, &exit{exitFailed, fmt.Errorf("the folder of the default store cannot be made: %w; set %s or give --store", err, storeVariable)}
-		}
-		return []storeSpec{{scheme: "sqlite", path: path}}, nil
+	if urls := splitStores(os.Getenv(storeVariable)); len(urls) > 0 {
+		return parseStores(urls)
 	}
-	var specs []storeSpec
-	for _, u := range urls {
-		s, err := parseStore(u)
-		if err != nil {
-			return nil, err
-		}
-		if len(specs) > 0 && s.scheme == "sqlite" {
-			return nil, s.refuse("cannot be joined with another store")
-		}
-		specs = append(specs, s)
+	c, err := loadConfig()
+	if err != nil {
+		return nil, err
 	}
-	return specs, nil
+	if len(c.stores) > 0 {
+		return c.stores, nil
+	}
+	path, err := defaultPath()
+	if err != nil {
+		return nil, &exit{exitFailed, err}
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, &exit{exitFailed, fmt.Errorf("the folder of the default store cannot be made: %w; set %s or give --store", err, storeVariable)}
+	}
+	return []storeSpec{{scheme: "sqlite", path: path}}, nil
 }
 
 // splitStores reads HOLDFAST_STORE: one SQLite store, whose path may hold spaces, or
@@ -94,27 +117,44 @@ func splitStores(s string) []string {
 	return strings.Fields(s)
 }
 
+// parseStores reads URLs that together are one store.
+func parseStores(urls []string) ([]storeSpec, error) {
+	var specs []storeSpec
+	for _, u := range urls {
+		s, err := parseStore(u)
+		if err != nil {
+			return nil, err
+		}
+		specs = append(specs, s)
+	}
+	return specs, checkJoined(specs)
+}
+
+// checkJoined refuses stores that cannot be one.
+func checkJoined(specs []storeSpec) error {
+	for _, s := range specs {
+		if len(specs) > 1 && s.scheme == "sqlite" {
+			return s.refuse("cannot be joined with another store; several stores are several Redis servers")
+		}
+	}
+	return nil
+}
+
 // storeSpec is a store's URL, taken apart.
 type storeSpec struct {
-	scheme         string // "redis", "rediss" or "sqlite"
-	path           string // of the SQLite file
-	addr           string // host:port of the Redis server
-	user, password string
-	db             int
-	maxTTL         time.Duration // zero where the URL does not say
-	trustRestarts  *bool         // nil where the URL does not say
+	scheme string // one of schemes
+	path   string // of the SQLite file
+	redisSpec
 }
+
+const schemes = "sqlite:PATH, redis://HOST, redis+sentinel://HOST,HOST/MASTER, redis+cluster://HOST,HOST, and the last three with rediss for TLS"
 
 // shown is the store as people may see it: without user, password and parameters.
 func (s storeSpec) shown() string {
 	if s.scheme == "sqlite" {
-		return "sqlite:" + s.path
+		return "sqlite:" + escapePath(s.path)
 	}
-	shown := s.scheme + "://" + s.addr
-	if s.db != 0 {
-		shown += "/" + strconv.Itoa(s.db)
-	}
-	return shown
+	return s.scheme + "://" + hostList(s.addrs) + s.urlPath()
 }
 
 func (s storeSpec) refuse(rule string) error {
@@ -130,11 +170,16 @@ func hideSecrets(raw string) string {
 		}
 		return raw
 	}
-	if i := strings.LastIndexByte(rest, '@'); i >= 0 {
-		rest = "***" + rest[i:]
+	at := strings.LastIndexByte(rest, '@')
+	if at >= 0 {
+		rest = "***" + rest[at:]
 	}
 	if i := strings.IndexAny(rest, "?#"); i >= 0 {
 		rest = rest[:i]
+	}
+	// What looks like a port may be the first half of a password that has a space.
+	if i := strings.IndexByte(rest, ':'); at < 0 && i >= 0 && strings.Trim(rest[i:], ":0123456789,/[]") != "" && !strings.ContainsAny(rest, "[,") {
+		rest = rest[:i] + ":***"
 	}
 	return scheme + "://" + rest
 }
@@ -148,18 +193,18 @@ func parseStore(raw string) (storeSpec, error) {
 	scheme, rest, ok := strings.Cut(raw, ":")
 	switch {
 	case !ok:
-		return refuse("must be a URL: redis://HOST, rediss://HOST or sqlite:PATH")
+		return refuse("must be a URL: " + schemes)
 	case scheme == "sqlite":
 		return parseSQLite(rest, refuse)
-	case scheme == "redis" || scheme == "rediss":
-		return parseRedis(raw, refuse)
+	case isRedis(scheme):
+		return parseRedis(scheme, rest, refuse)
 	}
-	return refuse("unknown scheme; stores are redis://HOST, rediss://HOST and sqlite:PATH")
+	return refuse("unknown scheme; stores are " + schemes)
 }
 
 type refuseFunc = func(rule string) (storeSpec, error)
 
-// parseSQLite reads what follows "sqlite:". The path is taken as it is, not decoded.
+// parseSQLite reads what follows "sqlite:".
 func parseSQLite(path string, refuse refuseFunc) (storeSpec, error) {
 	if after, ok := strings.CutPrefix(path, "//"); ok {
 		if !strings.HasPrefix(after, "/") {
@@ -167,119 +212,38 @@ func parseSQLite(path string, refuse refuseFunc) (storeSpec, error) {
 		}
 		path = after
 	}
+	if strings.ContainsAny(path, "?#") {
+		return refuse("has no parameters; in a path write ? as %3F and # as %23")
+	}
+	path, err := url.PathUnescape(path)
 	switch {
+	case err != nil:
+		return refuse("its path cannot be read: write % as %25")
 	case path == "":
 		return refuse("names no file")
 	case strings.IndexByte(path, 0) >= 0:
 		return refuse("a path has no NUL")
-	case strings.ContainsAny(path, "?#"):
-		return refuse("has no parameters, and a path has no ? or #")
 	}
 	return storeSpec{scheme: "sqlite", path: path}, nil
 }
 
-// isIPv6 reports whether host is an IPv6 address, with a zone or without.
-func isIPv6(host string) bool {
-	addr, err := netip.ParseAddr(host)
-	plain := func(r rune) bool { return r > ' ' && r < 0x7f && r != '%' }
-	return err == nil && addr.Is6() && strings.IndexFunc(addr.Zone(), func(r rune) bool { return !plain(r) }) < 0
+// escapePath writes a path so that parseSQLite reads it.
+func escapePath(path string) string {
+	if rest, ok := strings.CutPrefix(path, "//"); ok { // which would begin a host
+		return "%2F/" + pathEscaper.Replace(rest)
+	}
+	return pathEscaper.Replace(path)
 }
 
-func parseRedis(raw string, refuse refuseFunc) (storeSpec, error) {
-	u, err := url.Parse(raw)
-	if err != nil { // its text repeats the URL with the password
-		return refuse("is not a valid URL: check the port, and write special characters of the password as %XX")
-	}
-	s := storeSpec{scheme: u.Scheme}
-	port := u.Port()
-	if port == "" {
-		port = "6379"
-	}
-	n, err := strconv.ParseUint(port, 10, 16)
-	switch {
-	case u.Opaque != "" || u.Hostname() == "":
-		return refuse("names no host: write " + s.scheme + "://HOST or " + s.scheme + "://HOST:PORT")
-	case err != nil || n == 0:
-		return refuse("the port must be a number from 1 to 65535")
-	case strings.Contains(u.Hostname(), ":") && !strings.HasPrefix(u.Host, "["):
-		return refuse("has more than one port; an IPv6 address stands in brackets")
-	case strings.HasPrefix(u.Host, "[") && !isIPv6(u.Hostname()):
-		return refuse("what stands in brackets must be an IPv6 address")
-	case strings.HasSuffix(u.Host, ":"):
-		return refuse("the port is missing after the colon")
-	case u.Fragment != "":
-		return refuse("has no fragment: write # in a password as %23")
-	}
-	s.addr = net.JoinHostPort(u.Hostname(), strconv.FormatUint(n, 10))
-	if u.User != nil {
-		password, ok := u.User.Password()
-		if !ok || password == "" {
-			return refuse("has a user without a password: write user:PASSWORD@ or :PASSWORD@")
-		}
-		s.user, s.password = u.User.Username(), password
-	}
-	if db := strings.TrimPrefix(u.Path, "/"); db != "" {
-		if s.db, err = strconv.Atoi(db); err != nil || s.db < 0 {
-			return refuse("the path must be the number of a database, such as /0")
-		}
-	}
-	values, err := url.ParseQuery(u.RawQuery)
-	if err != nil {
-		return refuse("its parameters cannot be read")
-	}
-	for name, v := range values {
-		if rule := s.set(name, v); rule != "" {
-			return refuse(rule)
-		}
-	}
-	return s, nil
-}
+var pathEscaper = strings.NewReplacer("%", "%25", "?", "%3F", "#", "%23")
 
-// set takes a parameter of the URL and returns the rule that it breaks.
-func (s *storeSpec) set(name string, values []string) (rule string) {
-	if len(values) != 1 {
-		return "parameter " + strconv.Quote(name) + " is given more than once"
-	}
-	switch name {
-	case "max-ttl":
-		d, err := time.ParseDuration(values[0])
-		if err != nil || d <= 0 {
-			return "max-ttl must be a positive duration with its unit, such as 30s"
-		}
-		s.maxTTL = d
-	case "trust-restarts":
-		b, err := strconv.ParseBool(values[0])
-		if err != nil {
-			return "trust-restarts must be 0 or 1"
-		}
-		s.trustRestarts = &b
-	default:
-		return "has no parameter " + strconv.Quote(name) + "; there are max-ttl and trust-restarts"
-	}
-	return ""
-}
-
-// url writes the store for a nested holdfast. It holds the password.
+// url writes the store for a nested holdfast. It holds the password, unless that is in a
+// file.
 func (s storeSpec) url(maxTTL time.Duration, trust bool) string {
 	if s.scheme == "sqlite" {
-		return "sqlite:" + s.path
+		return "sqlite:" + escapePath(s.path)
 	}
-	u := url.URL{Scheme: s.scheme, Host: s.addr}
-	if s.password != "" {
-		u.User = url.UserPassword(s.user, s.password)
-	}
-	if s.db != 0 {
-		u.Path = "/" + strconv.Itoa(s.db)
-	}
-	q := url.Values{}
-	if maxTTL != 0 {
-		q.Set("max-ttl", maxTTL.String())
-	}
-	if trust {
-		q.Set("trust-restarts", "1")
-	}
-	u.RawQuery = q.Encode()
-	return u.String()
+	return s.redisURL(maxTTL, trust)
 }
 
 // openSQLite opens the file at path, and makes it where it is missing.

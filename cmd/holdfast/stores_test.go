@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,6 +12,8 @@ import (
 	"github.com/holdfast-go/holdfast/store"
 )
 
+func redisAt(scheme string, r redisSpec) storeSpec { return storeSpec{scheme: scheme, redisSpec: r} }
+
 func TestParseStore(t *testing.T) {
 	yes, no := true, false
 	for _, c := range []struct {
@@ -18,18 +21,28 @@ func TestParseStore(t *testing.T) {
 		want storeSpec
 	}{
 		{"sqlite:locks.db", storeSpec{scheme: "sqlite", path: "locks.db"}},
-		{"sqlite:/var/my locks/%20.db", storeSpec{scheme: "sqlite", path: "/var/my locks/%20.db"}},
+		{"sqlite:/var/my locks/%20.db", storeSpec{scheme: "sqlite", path: "/var/my locks/ .db"}},
+		{"sqlite:/a%3Fb%23c%25", storeSpec{scheme: "sqlite", path: "/a?b#c%"}},
 		{"sqlite:///var/locks.db", storeSpec{scheme: "sqlite", path: "/var/locks.db"}},
-		{"redis://localhost", storeSpec{scheme: "redis", addr: "localhost:6379"}},
-		{"redis://localhost/", storeSpec{scheme: "redis", addr: "localhost:6379"}},
-		{"redis://10.0.0.1:7000/2", storeSpec{scheme: "redis", addr: "10.0.0.1:7000", db: 2}},
-		{"redis://[::1]:6380", storeSpec{scheme: "redis", addr: "[::1]:6380"}},
-		{"redis://[::1]", storeSpec{scheme: "redis", addr: "[::1]:6379"}},
-		{"rediss://h:06380", storeSpec{scheme: "rediss", addr: "h:6380"}},
-		{"redis://:s%40c%2Fret@h", storeSpec{scheme: "redis", addr: "h:6379", password: "s@c/ret"}},
-		{"redis://bob:pw@h", storeSpec{scheme: "redis", addr: "h:6379", user: "bob", password: "pw"}},
-		{"redis://h?max-ttl=45s&trust-restarts=1", storeSpec{scheme: "redis", addr: "h:6379", maxTTL: 45 * time.Second, trustRestarts: &yes}},
-		{"redis://h/?trust-restarts=false", storeSpec{scheme: "redis", addr: "h:6379", trustRestarts: &no}},
+		{"redis://localhost", redisAt("redis", redisSpec{addrs: "localhost:6379"})},
+		{"redis://localhost/", redisAt("redis", redisSpec{addrs: "localhost:6379"})},
+		{"redis://10.0.0.1:7000/2", redisAt("redis", redisSpec{addrs: "10.0.0.1:7000", db: 2})},
+		{"redis://[::1]:6380", redisAt("redis", redisSpec{addrs: "[::1]:6380"})},
+		{"redis://[::1]", redisAt("redis", redisSpec{addrs: "[::1]:6379"})},
+		{"rediss://h:06380", redisAt("rediss", redisSpec{addrs: "h:6380"})},
+		{"redis://:s%40c%2Fret@h", redisAt("redis", redisSpec{addrs: "h:6379", password: "s@c/ret"})},
+		{"redis://:%40%3A%2F%3F%23%5B%5D%25%3D%26%2B%20%24@h", redisAt("redis", redisSpec{addrs: "h:6379", password: "@:/?#[]%=&+ $"})},
+		{"redis://bob:pw@h", redisAt("redis", redisSpec{addrs: "h:6379", user: "bob", password: "pw"})},
+		{"redis://bob:a@b@h", redisAt("redis", redisSpec{addrs: "h:6379", user: "bob", password: "a@b"})},
+		{"redis://bob@h?password-file=/run/secrets/pw", redisAt("redis", redisSpec{addrs: "h:6379", user: "bob", passwordFile: "/run/secrets/pw"})},
+		{"redis://h?max-ttl=45s&trust-restarts=1", redisAt("redis", redisSpec{addrs: "h:6379", maxTTL: 45 * time.Second, trustRestarts: &yes})},
+		{"redis://h/?trust-restarts=false", redisAt("redis", redisSpec{addrs: "h:6379", trustRestarts: &no})},
+		{"rediss://h?tls-ca=ca.pem&tls-cert=c.pem&tls-key=k.pem&tls-server-name=cache", redisAt("rediss", redisSpec{addrs: "h:6379", ca: "ca.pem", cert: "c.pem", key: "k.pem", serverName: "cache"})},
+		{"redis+sentinel://s1,s2:7,[::1]/main", redisAt("redis+sentinel", redisSpec{addrs: "s1:26379,s2:7,[::1]:26379", master: "main"})},
+		{"redis+sentinel://u:p@s1/my%2Fmain/3?sentinel-user=su&sentinel-password=s%26p", redisAt("redis+sentinel", redisSpec{addrs: "s1:26379", user: "u", password: "p", master: "my/main", db: 3, sentinelUser: "su", sentinelPassword: "s&p"})},
+		{"rediss+sentinel://s1/main?sentinel-password-file=/x", redisAt("rediss+sentinel", redisSpec{addrs: "s1:26379", master: "main", sentinelPasswordFile: "/x"})},
+		{"redis+cluster://a:1,b:2,c", redisAt("redis+cluster", redisSpec{addrs: "a:1,b:2,c:6379"})},
+		{"rediss+cluster://u:p@a/0", redisAt("rediss+cluster", redisSpec{addrs: "a:6379", user: "u", password: "p"})},
 	} {
 		got, err := parseStore(c.raw)
 		if err != nil {
@@ -60,10 +73,11 @@ func TestParseStoreRefuses(t *testing.T) {
 		{"redis://h:", `"redis://h:"`, "port is missing"},
 		{"redis://h:0", `"redis://h:0"`, "1 to 65535"},
 		{"redis://h:65536", `"redis://h:65536"`, "1 to 65535"},
-		{"redis://h:x", `"redis://h:x"`, "check the port"},
-		{"redis://h:-1", `"redis://h:-1"`, "check the port"},
+		{"redis://h:x", `"redis://h:***"`, "check the port"},
+		{"redis://h:-1", `"redis://h:***"`, "check the port"},
 		{"redis://h/x", `"redis://h/x"`, "number of a database"},
 		{"redis://h/-1", `"redis://h/-1"`, "number of a database"},
+		{"redis://u:hunter2", `"redis://u:***"`, "check the port"}, // as far as a space in a password
 		{"redis://h/0/1", `"redis://h/0/1"`, "number of a database"},
 		{"redis://h#hunter2", `"redis://h"`, "fragment"},
 		{"redis://hunter2@h", `"redis://***@h"`, "user without a password"},
@@ -71,6 +85,26 @@ func TestParseStoreRefuses(t *testing.T) {
 		{"redis://u:hunter2/x@h", `"redis://***@h"`, "%XX"},
 		{"redis://u:hunter2@h:99999", `"redis://***@h:99999"`, "1 to 65535"},
 		{"redis://u:hunter2@h:1:2", `"redis://***@h:1:2"`, "more than one port"},
+		{"redis://u:12?hunter2@h", `"redis://***@h"`, "%3F"},
+		{"redis://u:12#hunter2@h", `"redis://***@h"`, "%23"},
+		{"redis+sentinel://u:12/hunter2@h", `"redis+sentinel://***@h"`, "%2F"},
+		{"redis://a,b", `"redis://a,b"`, "redis+cluster://"},
+		{"redis://u:hunter2@h?password-file=x", `"redis://***@h"`, "give one"},
+		{"redis://h?tls-ca=x", `"redis://h"`, "rediss://"},
+		{"rediss://h?tls-cert=x", `"rediss://h"`, "belong together"},
+		{"rediss://h?tls-skip-verify=1", `"rediss://h"`, `no parameter "tls-skip-verify"`},
+		{"redis://h?sentinel-password=hunter2", `"redis://h"`, "redis+sentinel://"},
+		{"redis+sentinel://h", `"redis+sentinel://h"`, "names no master"},
+		{"redis+sentinel://h/", `"redis+sentinel://h/"`, "names no master"},
+		{"redis+sentinel://h//0", `"redis+sentinel://h//0"`, "names no master"},
+		{"redis+sentinel://h/m/x", `"redis+sentinel://h/m/x"`, "number of a database"},
+		{"redis+sentinel://h,/m", `"redis+sentinel://h,/m"`, "names no host"},
+		{"redis+sentinel://h/m?sentinel-password=a&hunter2=b", `"redis+sentinel://h/m"`, "%26"},
+		{"redis+sentinel://h/m?sentinel-user=a", `"redis+sentinel://h/m"`, "without a sentinel-password"},
+		{"redis+sentinel://h/m?sentinel-password=hunter2&sentinel-password-file=a", `"redis+sentinel://h/m"`, "give one"},
+		{"redis+cluster://h/1", `"redis+cluster://h/1"`, "database 0 only"},
+		{"redis+unix://h", `"redis+unix://h"`, "unknown scheme"},
+		{"redis://h?password-file=", `"redis://h"`, "is empty"},
 		{"redis://h?password=hunter2", `"redis://h"`, `no parameter "password"`},
 		{"redis://h?max-ttl=30", `"redis://h"`, "max-ttl must be"},
 		{"redis://h?max-ttl=-1s", `"redis://h"`, "max-ttl must be"},
@@ -80,6 +114,8 @@ func TestParseStoreRefuses(t *testing.T) {
 		{"sqlite:", `"sqlite:"`, "names no file"},
 		{"sqlite://h/x", `"sqlite://h/x"`, "no host"},
 		{"sqlite:x?mode=ro", `"sqlite:x?mode=ro"`, "no parameters"},
+		{"sqlite:100%", `"sqlite:100%"`, "%25"},
+		{"sqlite:x%00y", `"sqlite:x%00y"`, "no NUL"},
 		{"sqlite:x\x00y", `"sqlite:x\x00y"`, "no NUL"},
 	} {
 		_, err := parseStore(c.raw)
@@ -97,40 +133,60 @@ func TestParseStoreRefuses(t *testing.T) {
 	}
 }
 
-// What a nested holdfast reads is the same store.
+// What a nested holdfast reads is the same store, and no refusal shows what a user may have
+// meant as the password.
 func FuzzStoreURL(f *testing.F) {
 	for _, s := range []string{
 		"redis://u:p%40w@h:1/3?max-ttl=1m&trust-restarts=1", "rediss://[fe80::1%25eth0]:7", "sqlite:/a b", "sqlite:///x", "redis://h:06379//",
-		"redis://user:hunter2@h:x", "sqlite:a@b", "redis://%41:1@h", "redis://[::%25\xe8]", "redis://[::1]", "redis://[v1.x]:1",
+		"redis://user:hunter2@h:x", "sqlite:a@b", "redis://%41:1@h", "redis://[::%25\xe8]", "redis://[::1]", "redis://[v1.x]:1", "sqlite:%2F%2Fx",
+		"redis+sentinel://u:p@s1,s2:7,[::1]/my%2Fmain/3?sentinel-user=su&sentinel-password=s%26p", "rediss+cluster://a:1,b?tls-ca=/x+y&tls-server-name=q",
+		"redis://u@h?password-file=%2Fx", "rediss://h?tls-cert=a&tls-key=b", "sqlite:/a%3Fb%23c%25",
 	} {
-		f.Add(s)
+		f.Add(s, "hunter2")
 	}
-	f.Fuzz(func(t *testing.T, raw string) {
-		s, err := parseStore(raw)
-		if err != nil {
-			if !errors.Is(err, store.ErrInvalid) || strings.Contains(err.Error(), "\n") {
-				t.Errorf("%q: %v is no one-line invalid error", raw, err)
+	const mark = "S3cr3t~"
+	f.Fuzz(func(t *testing.T, raw, password string) {
+		roundTrip(t, raw)
+		// A password that was not escaped, in every scheme.
+		for _, form := range []string{"redis://u:%s@h", "rediss://:%s@h:1/2?max-ttl=1s", "redis+sentinel://u:%s@h/m",
+			"redis+cluster://u:%s@h,i", "redis+sentinel://h/m?sentinel-password=%s", "redis:u:%s@h", "u:%s@h"} {
+			written := fmt.Sprintf(form, password+mark)
+			if s, err := parseStore(written); err != nil && strings.Contains(err.Error(), mark) {
+				t.Errorf("%q: the refusal shows the password: %v", written, err)
+			} else if err == nil && strings.Contains(s.shown(), mark) && strings.Contains(form, "%s@") {
+				t.Errorf("%q: is shown as %q", written, s.shown())
 			}
-			return
-		}
-		if s.password != "" && len(s.password) > 3 && strings.Contains(s.shown(), s.password) && !strings.Contains(s.addr, s.password) {
-			t.Errorf("%q is shown with its password", raw)
-		}
-		again, err := parseStore(s.url(s.maxTTL, s.trustRestarts != nil && *s.trustRestarts))
-		if err != nil {
-			t.Fatalf("%q is written as %q: %v", raw, s.url(s.maxTTL, false), err)
-		}
-		if s.trustRestarts != nil && !*s.trustRestarts {
-			s.trustRestarts = nil // the default is not written
-		}
-		if (s.trustRestarts == nil) != (again.trustRestarts == nil) {
-			t.Errorf("%q: trust-restarts is lost", raw)
-		}
-		s.trustRestarts, again.trustRestarts = nil, nil
-		if s != again {
-			t.Errorf("%q is read as %+v, and written and read again as %+v", raw, s, again)
 		}
 	})
+}
+
+func roundTrip(t *testing.T, raw string) {
+	t.Helper()
+	s, err := parseStore(raw)
+	if err != nil {
+		if !errors.Is(err, store.ErrInvalid) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%q: %v is no one-line invalid error", raw, err)
+		}
+		return
+	}
+	written := s.url(s.maxTTL, s.trustRestarts != nil && *s.trustRestarts)
+	again, err := parseStore(written)
+	if err != nil {
+		t.Fatalf("%q is written as %q: %v", raw, written, err)
+	}
+	if list := splitStores(written); len(list) != 1 || list[0] != written {
+		t.Errorf("%q is written as %q, which HOLDFAST_STORE takes apart", raw, written)
+	}
+	if s.trustRestarts != nil && !*s.trustRestarts {
+		s.trustRestarts = nil // the default is not written
+	}
+	if (s.trustRestarts == nil) != (again.trustRestarts == nil) {
+		t.Errorf("%q: trust-restarts is lost", raw)
+	}
+	s.trustRestarts, again.trustRestarts = nil, nil
+	if s != again {
+		t.Errorf("%q is read as %+v, and written and read again as %+v", raw, s, again)
+	}
 }
 
 func TestSplitStores(t *testing.T) {

@@ -154,8 +154,15 @@ func serverError(err error) error {
 		return err
 	}
 	text := e.Error()
-	// rueidis cuts "ERR " off; every other code is one word of capitals.
-	if code, _, _ := strings.Cut(text, " "); strings.ToUpper(code) != code {
+	// rueidis cuts "ERR " off; every other code is one word of capitals, as is the first word of
+	// some texts after ERR.
+	switch code, _, _ := strings.Cut(text, " "); code {
+	case strings.ToUpper(code):
+		if !slices.Contains([]string{"DB", "AUTH", "SELECT", "HELLO", "EVAL", "SCRIPT"}, code) {
+			break
+		}
+		fallthrough
+	default:
 		text = "ERR " + text
 	}
 	return &redlock.ServerError{Text: text}
