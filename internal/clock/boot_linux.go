@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -11,9 +12,35 @@ import (
 
 const clockBoottime = 7 // CLOCK_BOOTTIME of linux/time.h
 
-// bootNow reads CLOCK_BOOTTIME, which counts suspend. Kernels have had it since 2.6.39;
-// the call cannot fail there.
+// bootNow reads CLOCK_BOOTTIME, which counts suspend, but asks the kernel only where it must:
+// Go reads the wall clock and its monotonic one without a system call. While these two stand to
+// each other as they did when the kernel was last asked, the machine has not slept, since sleep
+// moves the wall clock alone. Steps of the wall clock only make it ask again.
 func bootNow() time.Duration {
+	now := time.Now()
+	mono := now.Sub(reference)
+	apart := time.Duration(now.UnixNano()) - mono
+	if k := known.Load(); k != nil && (apart-k.wall).Abs() < time.Millisecond && mono-k.at < time.Second {
+		return mono + k.boot
+	}
+	boot := bootClock()
+	if after := time.Since(reference); after-mono < 50*time.Microsecond { // else it was preempted in between
+		known.Store(&clocks{at: mono, wall: apart, boot: boot - after})
+	}
+	return boot
+}
+
+// clocks says how much the wall clock and the boot clock were ahead of Go's monotonic one.
+type clocks struct{ at, wall, boot time.Duration }
+
+var (
+	reference = time.Now()
+	known     atomic.Pointer[clocks]
+)
+
+// bootClock asks the kernel. Kernels have had the clock since 2.6.39; the call cannot fail
+// there.
+func bootClock() time.Duration {
 	var ts syscall.Timespec
 	if _, _, errno := syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clockBoottime, uintptr(unsafe.Pointer(&ts)), 0); errno != 0 {
 		return time.Duration(time.Now().UnixNano())
