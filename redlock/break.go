@@ -102,7 +102,8 @@ type breaking struct {
 	vote   string
 	call   Call
 	taken  []taken
-	sights []sight
+	sights []sight // the last answers
+	unsure bool    // some node may have executed a request
 }
 
 // taken is the time for which a node has had the operator's vote without a gap, as far as its
@@ -145,16 +146,16 @@ func (b *breaking) run(ctx context.Context) error {
 		case b.done():
 			return nil
 		case ctx.Err() != nil:
-			return b.uncertain(ctx.Err())
-		case b.others() > len(b.sights)-b.s.q:
+			return b.failure(ctx.Err())
+		case b.count(busy) > len(b.sights)-b.s.q:
 			return b.heldByOthers()
-		case b.s.clock.Passed(limit):
-			return b.uncertain(nil)
+		case b.s.clock.Passed(limit), b.refused() > len(b.sights)-b.s.q:
+			return b.failure(nil)
 		case answered:
 			continue // once more to the same nodes
 		}
 		if err := sleep(ctx, pause); err != nil {
-			return b.uncertain(err)
+			return b.failure(err)
 		}
 	}
 }
@@ -163,23 +164,36 @@ func (b *breaking) run(ctx context.Context) error {
 // must not end while it waits for nodes that do not answer.
 func (b *breaking) round(ctx context.Context) bool {
 	s := b.s
-	broken := 0
 	sent := s.clock.Now()
 	all, _ := s.askAll(ctx, min(s.opts.NodeTimeout, s.opts.MaxTTL/4), b.call)
 	came := s.clock.Now()
 	for i, p := range s.peers {
-		b.sights[i] = p.see(b.vote, all[i][0])
-		if b.sights[i].kind == ok {
-			broken++
-			t := &b.taken[i]
-			if t.until.IsZero() || s.clock.Passed(t.until) {
-				t.since = came
-			}
-			t.asked, t.until = sent, sent.Add(s.opts.MaxTTL-drift(s.opts.MaxTTL))
+		n := p.see(b.vote, all[i][0])
+		b.sights[i] = n
+		b.unsure = b.unsure || n.kind == ok || n.err != nil && mayHaveRun(n.err)
+		if n.kind == ok {
+			b.take(i, sent, came)
 		}
-		s.tellSight(ctx, "break", b.key, p, b.sights[i], sent)
+		s.tellSight(ctx, "break", b.key, p, n, sent)
 	}
-	return broken >= s.q
+	return b.count(ok) >= s.q
+}
+
+// take books that a node has executed a request that was sent and answered then.
+func (b *breaking) take(node int, sent, came clock.Instant) {
+	t, ttl := &b.taken[node], b.s.opts.MaxTTL
+	if t.until.IsZero() || b.s.clock.Passed(t.until) {
+		t.since = came
+	}
+	t.asked, t.until = sent, sent.Add(ttl-drift(ttl))
+}
+
+// mayHaveRun reports whether a request that got this error may have been executed.
+func mayHaveRun(err error) bool {
+	var unasked notAsked
+	var reply *ServerError
+	var bad refused
+	return !errors.As(err, &unasked) && !errors.As(err, &reply) && !errors.As(err, &bad) && !neverSent(err)
 }
 
 // done reports whether there was an instant at which a quorum of nodes had the operator's
@@ -202,10 +216,20 @@ func (b *breaking) done() bool {
 	return false
 }
 
-// others is how many nodes have another's vote.
-func (b *breaking) others() (n int) {
+// count is how many nodes answered so at last.
+func (b *breaking) count(k kind) (n int) {
 	for _, s := range b.sights {
-		if s.kind == busy {
+		if s.kind == k {
+			n++
+		}
+	}
+	return n
+}
+
+// refused is how many nodes answered what no waiting mends.
+func (b *breaking) refused() (n int) {
+	for _, s := range b.sights {
+		if errors.As(s.err, new(refused)) {
 			n++
 		}
 	}
@@ -222,9 +246,11 @@ func (b *breaking) heldByOthers() error {
 	return &store.HeldError{Holder: b.s.held(b.key, leading(votes), b.sights)}
 }
 
-func (b *breaking) uncertain(cause error) error {
+func (b *breaking) failure(cause error) error {
 	e := b.s.undecided("break", b.sights)
-	e.kinds = append(e.kinds, store.ErrUncertain)
+	if b.unsure {
+		e.kinds = append(e.kinds, store.ErrUncertain)
+	}
 	if cause != nil {
 		e.kinds = append(e.kinds, cause)
 	}

@@ -12,6 +12,11 @@ import (
 // ChildStore opens a store in a child process: args are the name of the client and the
 // addresses of the nodes. end closes the clients.
 func ChildStore(args []string) (s *redlock.Store, end func()) {
+	return ChildStoreWith(redlock.Options{}, args)
+}
+
+// ChildStoreWith is [ChildStore] with other options.
+func ChildStoreWith(o redlock.Options, args []string) (s *redlock.Store, end func()) {
 	var nodes []redlock.Node
 	var ends []func()
 	for _, addr := range args[1:] {
@@ -31,7 +36,7 @@ func ChildStore(args []string) (s *redlock.Store, end func()) {
 		}
 		nodes = append(nodes, n)
 	}
-	s, err := redlock.New(redlock.Options{}, nodes...)
+	s, err := redlock.New(o, nodes...)
 	if err != nil {
 		panic(err)
 	}
