@@ -158,7 +158,7 @@ func (b *bed) once(t *testing.T) {
 	}
 }
 
-// CTX-05: Acquire is cancelled at a random moment within its first two milliseconds. Where it
+// CTX-05, class 14: Acquire is cancelled at a random moment within its first two milliseconds. Where it
 // answers an error, no lease is left and nothing extends one.
 func TestCancelledAcquireLeavesNothing(t *testing.T) {
 	kit.Each(t, []int{1, 5}, func(t *testing.T, c kit.Client, n int) {

@@ -11,7 +11,8 @@ import (
 )
 
 // One of five nodes is frozen, or black-holed: no call waits for it, and a loop of acquire,
-// extend and release does not gather goroutines, with go-redis at its defaults too. R1, SLO-01.
+// extend and release does not gather goroutines, with go-redis at its defaults too. R1, class 2,
+// SLO-01.
 func TestFrozenNodeSlowsNobody(t *testing.T) {
 	servertest.CanPause(t)
 	for _, fault := range []kit.Fault{kit.Faults[1], kit.Faults[3]} {

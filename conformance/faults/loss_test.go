@@ -17,7 +17,7 @@ import (
 )
 
 // A holder that is cut off from the store knows of the loss before another can acquire; its
-// token is the smaller one. R9, SLO-03.
+// token is the smaller one. R9, class 1, SLO-03.
 func TestCutOffHolderKnowsFirst(t *testing.T) {
 	kit.Each(t, []int{1, 5}, func(t *testing.T, c kit.Client, n int) {
 		t.Parallel()
@@ -150,7 +150,7 @@ func hold() {
 }
 
 // A holder that is stopped past its ttl finds its context cancelled right after waking, and
-// its token below the next holder's; its first look says that the lease is lost.
+// its token below the next holder's; its first look says that the lease is lost. LOS-08.
 func TestStoppedHolderWakesToALostLease(t *testing.T) {
 	servertest.CanPause(t)
 	kit.Each(t, []int{1, 5}, func(t *testing.T, c kit.Client, n int) {

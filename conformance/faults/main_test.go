@@ -21,7 +21,7 @@ var redlockOptions = redlock.Options{NodeTimeout: nodeTimeout}
 
 func TestMain(m *testing.M) {
 	_ = flag.Set("test.parallel", "4") // they mostly wait
-	kit.Main(m, map[string]func(){"hold": hold, "churn": churn})
+	kit.Main(m, map[string]func(){"hold": hold, "churn": churn, "buy": buy, "owners": owners})
 }
 
 // bed is n servers, with a proxy before each, and one locker that goes through the proxies.

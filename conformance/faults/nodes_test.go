@@ -29,7 +29,7 @@ func eachFault(t *testing.T, f func(t *testing.T, b *bed, fault kit.Fault)) {
 }
 
 // Two of five nodes do not answer: a lease is acquired, extended and released as always, and
-// none of it waits for those nodes. QUO-04, R1.
+// none of it waits for those nodes. QUO-04, R1, class 2.
 func TestMinorityAway(t *testing.T) {
 	eachFault(t, func(t *testing.T, b *bed, fault kit.Fault) {
 		kit.Warm(t, b.locks)
