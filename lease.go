@@ -24,53 +24,56 @@ type Lease struct {
 	ttl     time.Duration // asked for
 	every   time.Duration // between extensions, as asked; zero: the caller extends
 	granted clock.Instant // stamped before the request of the grant
-	maxEnd  clock.Instant // end by MaxHold; none where unbounded
-	done    chan struct{} // closed when the lease ends
 
-	mu       sync.Mutex
-	until    clock.Instant // end of the validity
-	pace     time.Duration // every, or less where the store promised less than was asked
-	cause    error         // why it ended; nil while it is valid
-	err      error         // the same, as callers get it
-	ended    clock.Instant // when the validity ended
-	timer    *time.Timer   // decides the loss, whatever any call is doing
-	contexts map[*leaseContext]struct{}
+	mu        sync.Mutex
+	until     clock.Instant // end of the validity, as far as the store has promised
+	pace      time.Duration // every, or less where the store promised less than was asked
+	lead      time.Duration // how long before until an extension without an answer is told as a risk
+	err       error         // why it ended, as callers get it; nil while it is valid
+	ended     clock.Instant // when the validity ended
+	done      chan struct{} // closed when it ends; nil where nobody has asked for it
+	contexts  map[*leaseContext]struct{}
+	trouble   *trouble      // nil where the last extension did not fail
+	idle      chan struct{} // closed when the extension that runs has ended; nil where nobody waits
+	given     chan struct{} // closed when the release that runs has ended; nil where nobody waits
+	givingErr error         // of the last release
+	giving    givingState
+	extending bool // an extension runs
 
-	busy     chan struct{} // closed when the extension that runs has ended; nil where none runs
-	riskAt   clock.Instant // when an extension without an answer is told as a risk
-	failures int           // failed extensions in a row
-	failing  clock.Instant // when the first of them was noticed
+	at    [agendas]time.Duration // guarded by scheduler.mu
+	place [agendas]int32         // in the scheduler's agendas, from 1; guarded by scheduler.mu
+}
+
+// trouble is a row of failed extensions.
+type trouble struct {
+	failures int
+	began    clock.Instant // when the first of them was noticed
 	since    time.Time     // the same, by the wall clock
-	failure  error         // the last of them
-	giving   *giving       // the last release
-
-	due   clock.Instant // of the next extension; guarded by scheduler.mu
-	index int           // in the scheduler's heap, -1 outside; guarded by scheduler.mu
+	last     error
 }
 
-// giving is one release that runs or has ended.
-type giving struct {
-	done chan struct{}
-	err  error // set before done is closed
-}
+// givingState is what has become of the releases of a lease.
+type givingState int8
+
+const (
+	notGiven givingState = iota // never tried, or not confirmed: may be tried again
+	givingNow
+	gaveBack // the store has confirmed, or says that it was gone
+)
 
 type leaseContext struct {
 	cancel context.CancelCauseFunc
-	stop   func() bool // of the function that forgets it
+	stop   func() bool // of the function that forgets it; nil where there is none
 }
 
 func newLease(g *granting) *Lease {
 	k := g.k
-	l := &Lease{k: k, key: g.key, owner: g.grant.Owner, token: g.grant.Token, claim: g.claim, ttl: g.ttl,
-		granted: g.sent, done: make(chan struct{}), contexts: map[*leaseContext]struct{}{}, index: -1}
+	l := &Lease{k: k, key: g.key, owner: g.grant.Owner, token: g.grant.Token, claim: g.claim, ttl: g.ttl, granted: g.sent}
 	if !k.o.NoExtend {
 		l.every = k.o.ExtendEvery
 		if g.ttl != k.o.TTL { // an adopted one has the terms of its ticket
 			l.every = min(l.every, g.ttl/3)
 		}
-	}
-	if k.o.MaxHold > 0 {
-		l.maxEnd = g.sent.Add(k.o.MaxHold)
 	}
 	l.promise(g.sent, g.grant.TTL)
 	return l
@@ -84,18 +87,15 @@ func (l *Lease) promise(sent clock.Instant, ttl time.Duration) {
 	if validity < store.Validity(l.k.o.TTL, 0)-l.k.o.Margin {
 		l.pace = min(l.every, max(0, validity)/2)
 	}
-	if l.every > 0 { // halfway between the time of the next extension and the end
-		due := sent.Add(l.pace)
-		l.riskAt = due.Add(max(0, l.until.Sub(due)) / 2)
-	}
+	left := validity - l.pace // at the time of the next extension
+	l.lead = left - max(0, left)/2
 }
 
 // start begins to watch and to extend a new lease. It cannot end before it has begun.
-func (l *Lease) start() {
+func (l *Lease) start(now clock.Instant) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.timer = time.AfterFunc(l.nextAlarm(), l.alarm)
-	l.k.f.sched.add(l, l.granted.Add(l.pace))
+	l.k.f.sched.add(l, now)
 }
 
 // Key returns the key.
@@ -114,17 +114,27 @@ func (l *Lease) Token() Token { return l.token }
 // promise: the caller may be paused right after asking. Only a guard at the resource helps
 // against that.
 func (l *Lease) Validity() time.Duration {
-	l.check()
+	now := l.check()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.cause != nil {
+	if l.err != nil {
 		return 0
 	}
-	return max(0, l.k.f.clk.Until(l.end()))
+	return max(0, now.Until(l.end()))
 }
 
 // Done returns a channel that is closed when the lease ends, for whatever reason.
-func (l *Lease) Done() <-chan struct{} { return l.done }
+func (l *Lease) Done() <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.done == nil {
+		l.done = make(chan struct{})
+		if l.err != nil {
+			close(l.done)
+		}
+	}
+	return l.done
+}
 
 // Err returns nil while the lease is valid, and then why it ended: [ErrReleased],
 // [ErrHandedOver], or an error that answers [ErrLost] and has the cause, which is an
@@ -150,16 +160,21 @@ func (l *Lease) Context(parent context.Context) context.Context {
 	l.check()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.cause != nil {
+	if l.err != nil {
 		cancel(l.err)
 		return ctx
 	}
 	c := &leaseContext{cancel: cancel}
-	c.stop = context.AfterFunc(ctx, func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		delete(l.contexts, c)
-	})
+	if parent.Done() != nil {
+		c.stop = context.AfterFunc(ctx, func() {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			delete(l.contexts, c)
+		})
+	}
+	if l.contexts == nil {
+		l.contexts = map[*leaseContext]struct{}{}
+	}
 	l.contexts[c] = struct{}{}
 	return ctx
 }
@@ -186,137 +201,149 @@ func (f *family) heldIn(ctx context.Context, key string) bool {
 
 // held describes the lease as what stands in another's way.
 func (l *Lease) held() *HeldError {
+	now := l.k.f.clk.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return &HeldError{Holder: store.Holder{Key: l.key, Owner: l.owner, Label: l.k.o.Label, Token: l.token,
-		TTL: max(0, l.k.f.clk.Until(l.until))}}
+		TTL: max(0, now.Until(l.until))}}
 }
 
 // end returns when the lease ends unless it is extended. l.mu is held.
 func (l *Lease) end() clock.Instant {
-	if !l.maxEnd.IsZero() && l.maxEnd.Sub(l.until) < 0 {
-		return l.maxEnd
+	if last := l.last(); l.k.o.MaxHold > 0 && last.Sub(l.until) < 0 {
+		return last
 	}
 	return l.until
 }
 
+// last returns when the lease ends by MaxHold, where that is set.
+func (l *Lease) last() clock.Instant { return l.granted.Add(l.k.o.MaxHold) }
+
 // nextAlarm returns the time until alarm has something to do. l.mu is held.
-func (l *Lease) nextAlarm() time.Duration {
-	next := l.k.f.clk.Until(l.end())
-	if l.every > 0 && l.failures == 0 {
-		if risk := l.k.f.clk.Until(l.riskAt); risk > 0 {
+func (l *Lease) nextAlarm(now clock.Instant) time.Duration {
+	next := now.Until(l.end())
+	if l.every > 0 && l.trouble == nil {
+		if risk := now.Until(l.until.Add(-l.lead)); risk > 0 {
 			next = min(next, risk)
 		}
 	}
 	return max(0, next)
 }
 
-// alarm is the lease's own timer.
-func (l *Lease) alarm() {
-	l.check()
-	l.mu.Lock()
-	if l.cause != nil {
-		l.mu.Unlock()
-		return
+// alarm looks at the lease when its time may have come, and returns the event to tell.
+func (l *Lease) alarm(now clock.Instant) Event {
+	if e := l.expire(now); e != nil {
+		return e
 	}
-	var risk Event
-	if l.every > 0 && l.failures == 0 && l.k.f.clk.Passed(l.riskAt) {
-		risk = l.fail(fmt.Errorf("%w: no extension has been answered for %v", ErrUncertain, round(l.pace)))
-	}
-	l.timer.Reset(l.nextAlarm())
-	l.mu.Unlock()
-	if risk != nil {
-		l.k.observe(context.Background(), risk)
-	}
-}
-
-// rearm sets the timer anew, after the machine slept.
-func (l *Lease) rearm() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.cause == nil && l.timer != nil {
-		l.timer.Reset(l.nextAlarm())
+	if l.err != nil {
+		return nil
 	}
+	var e Event
+	if l.every > 0 && l.trouble == nil && now.Until(l.until.Add(-l.lead)) <= 0 {
+		e = l.fail(fmt.Errorf("%w: no extension has been answered for %v", ErrUncertain, round(l.pace)), now)
+	}
+	l.k.f.sched.look(l, now)
+	return e
 }
 
 // fail books a failed extension and returns the event to tell. l.mu is held.
-func (l *Lease) fail(err error) Event {
-	if l.failures == 0 {
-		l.failing, l.since = l.k.f.clk.Now(), time.Now()
+func (l *Lease) fail(err error, now clock.Instant) Event {
+	if l.trouble == nil {
+		l.trouble = &trouble{began: now, since: time.Now()}
 	}
-	l.failures++
-	l.failure = err
-	return AtRisk{Key: l.key, Token: l.token, Owner: l.owner, Left: max(0, l.k.f.clk.Until(l.end())),
-		Failing: l.k.f.clk.Since(l.failing), Err: err}
+	l.trouble.failures++
+	l.trouble.last = err
+	if !l.k.watched() {
+		return nil
+	}
+	return AtRisk{Key: l.key, Token: l.token, Owner: l.owner, Left: max(0, now.Until(l.end())),
+		Failing: now.Since(l.trouble.began), Err: err}
 }
 
-// check ends the lease where its time has come.
-func (l *Lease) check() {
-	l.mu.Lock()
-	cause := l.expiry()
-	l.mu.Unlock()
-	if cause != nil {
-		l.lose(cause)
+// check ends the lease where its time has come, and returns the present.
+func (l *Lease) check() clock.Instant {
+	now := l.k.f.clk.Now()
+	if e := l.expire(now); e != nil {
+		l.k.observe(context.Background(), e)
 	}
+	return now
+}
+
+// expire ends the lease where its time has come, and returns the event to tell.
+func (l *Lease) expire(now clock.Instant) Event {
+	l.mu.Lock()
+	cause := l.expiry(now)
+	l.mu.Unlock()
+	if cause == nil {
+		return nil
+	}
+	return l.lose(cause, now)
 }
 
 // expiry returns the cause where the lease is valid no more by the clock. l.mu is held.
-func (l *Lease) expiry() error {
-	clk := l.k.f.clk
+func (l *Lease) expiry(now clock.Instant) error {
+	end := l.end()
 	switch {
-	case l.cause != nil || !clk.Passed(l.end()):
+	case l.err != nil || now.Until(end) > 0:
 		return nil
-	case l.end() == l.maxEnd:
+	case l.k.o.MaxHold > 0 && end == l.last():
 		return ErrMaxHold
 	}
-	e := &ExpiredError{Held: l.until.Sub(l.granted), Err: l.failure}
-	if l.failures > 0 {
-		e.Failing, e.Since = max(0, l.until.Sub(l.failing)), l.since
+	e := &ExpiredError{Held: l.until.Sub(l.granted)}
+	if t := l.trouble; t != nil {
+		e.Err, e.Failing, e.Since = t.last, max(0, l.until.Sub(t.began)), t.since
 	}
 	return e
 }
 
-// lose ends the lease as lost. A lost lease is never valid again.
-func (l *Lease) lose(cause error) {
-	if !l.finish(cause) {
-		return
+// lose ends the lease as lost, and returns the event to tell. A lost lease is never valid
+// again.
+func (l *Lease) lose(cause error, now clock.Instant) (e Event) {
+	if !l.finish(cause, now) {
+		return nil
 	}
-	clk := l.k.f.clk
-	l.mu.Lock()
-	e := Lost{Key: l.key, Token: l.token, Owner: l.owner, Held: clk.Since(l.granted), Overrun: clk.Since(l.ended), Err: l.err}
-	l.mu.Unlock()
-	if errors.Is(cause, ErrMaxHold) {
-		if g, first := l.startGiving(); first {
-			l.k.f.later(func() { l.give(context.Background(), g) })
-		}
-	} else {
+	if l.k.watched() {
+		l.mu.Lock()
+		e = Lost{Key: l.key, Token: l.token, Owner: l.owner, Held: now.Since(l.granted), Overrun: now.Since(l.ended), Err: l.err}
+		l.mu.Unlock()
+	}
+	if !errors.Is(cause, ErrMaxHold) {
 		l.k.f.vacate(l)
+	} else if l.startGiving() {
+		l.k.f.later(func() {
+			ctx := context.Background()
+			l.k.observe(ctx, l.give(ctx, now))
+		})
 	}
-	l.k.observe(context.Background(), e)
+	return e
 }
 
 // finish ends the validity, once. No extension begins afterwards.
-func (l *Lease) finish(cause error) bool {
+func (l *Lease) finish(cause error, now clock.Instant) bool {
 	l.mu.Lock()
-	if l.cause != nil {
+	if l.err != nil {
 		l.mu.Unlock()
 		return false
 	}
-	l.cause, l.err = cause, cause
+	l.err, l.ended = cause, now
 	if errors.Is(cause, ErrLost) {
 		l.err = l.k.fail("hold", l.key, cause)
 	}
-	l.ended = l.k.f.clk.Now()
-	if end := l.end(); end.Sub(l.ended) < 0 || l.k.f.clk.Passed(end) {
+	if end := l.end(); now.Until(end) <= 0 {
 		l.ended = end
 	}
-	l.timer.Stop()
 	contexts := l.contexts
 	l.contexts = nil
-	close(l.done)
+	if l.done != nil {
+		close(l.done)
+	}
 	l.mu.Unlock()
 	for c := range contexts {
-		c.stop()
+		if c.stop != nil {
+			c.stop()
+		}
 		c.cancel(l.err)
 	}
 	l.k.f.sched.remove(l)
@@ -326,56 +353,77 @@ func (l *Lease) finish(cause error) bool {
 // beginExtend reserves the claim for an extension. It answers false where the lease has
 // ended, and a channel to wait for where another extension runs.
 func (l *Lease) beginExtend() (busy <-chan struct{}, ok bool) {
-	l.check()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.cause != nil || l.busy != nil {
-		return l.busy, false
+	switch {
+	case l.err != nil:
+		return nil, false
+	case l.extending:
+		return l.whenIdle(), false
 	}
-	l.busy = make(chan struct{})
+	l.extending = true
 	return nil, true
 }
 
-// endExtend books the answer to an extension that was sent at that instant. An answer that
-// comes too late revives nothing.
-func (l *Lease) endExtend(ctx context.Context, sent clock.Instant, g store.Grant, err error) error {
-	l.check()
+// whenIdle returns a channel that is closed when the extension that runs has ended. l.mu is
+// held.
+func (l *Lease) whenIdle() <-chan struct{} {
+	if l.idle == nil {
+		l.idle = make(chan struct{})
+	}
+	return l.idle
+}
+
+// stopExtending tells those who wait that no extension runs any more. l.mu is held.
+func (l *Lease) stopExtending() {
+	l.extending = false
+	if l.idle != nil {
+		close(l.idle)
+		l.idle = nil
+	}
+}
+
+// endExtend books the answer to an extension that was sent at that instant, and returns the
+// event to tell. An answer that comes too late revives nothing.
+func (l *Lease) endExtend(ctx context.Context, sent, now clock.Instant, g store.Grant, err error) (Event, error) {
+	lost := l.expire(now)
 	l.mu.Lock()
-	close(l.busy)
-	l.busy = nil
-	if l.cause != nil {
+	l.stopExtending()
+	if l.err != nil {
 		defer l.mu.Unlock()
-		return l.err
+		return lost, l.err
 	}
 	if err == nil && g.Token != l.token && g.Token != 0 {
 		err = errTokenChanged
 	}
-	if errors.Is(err, ErrLost) {
+	if err != nil && errors.Is(err, ErrLost) {
 		l.mu.Unlock()
-		l.lose(err)
-		return l.Err()
+		e := l.lose(err, now)
+		return e, l.Err()
 	}
+	defer l.mu.Unlock()
 	var e Event
-	next := l.k.f.clk.Now().Add(min(l.ttl/10, l.pace))
+	next := now.Add(min(l.ttl/10, l.pace))
 	switch {
 	case err == nil:
 		l.promise(sent, g.TTL)
 		next = sent.Add(l.pace)
-		e = Extended{Key: l.key, Token: l.token, Owner: l.owner, Validity: max(0, l.k.f.clk.Until(l.end())), Failures: l.failures}
-		l.failures, l.failure = 0, nil
+		if l.k.watched() {
+			extended := Extended{Key: l.key, Token: l.token, Owner: l.owner, Validity: max(0, now.Until(l.end()))}
+			if l.trouble != nil {
+				extended.Failures = l.trouble.failures
+			}
+			e = extended
+		}
+		l.trouble = nil
 	case ctx.Err() != nil && errors.Is(err, ctx.Err()): // the caller gave up
 		err = kinded(err)
 	default:
 		err = kinded(err)
-		e = l.fail(err)
+		e = l.fail(err, now)
 	}
-	l.timer.Reset(l.nextAlarm())
-	l.mu.Unlock()
-	l.k.f.sched.plan(l, next)
-	if e != nil {
-		l.k.observe(ctx, e)
-	}
-	return err
+	l.k.f.sched.plan(l, next, now)
+	return e, err
 }
 
 // Extend asks the store for the whole ttl anew. Leases are extended by themselves unless
@@ -394,6 +442,7 @@ func (l *Lease) extend(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return contextError(ctx)
 		}
+		l.check()
 		busy, ok := l.beginExtend()
 		if ok {
 			break
@@ -404,7 +453,7 @@ func (l *Lease) extend(ctx context.Context) error {
 		select {
 		case <-busy:
 		case <-ctx.Done():
-		case <-l.done:
+		case <-l.Done():
 		}
 	}
 	answer := make(chan error, 1)
@@ -413,7 +462,9 @@ func (l *Lease) extend(ctx context.Context) error {
 		defer cancel()
 		sent := l.k.f.clk.Now()
 		g, err := l.claim.Extend(call)
-		answer <- l.endExtend(ctx, sent, g, err)
+		e, err := l.endExtend(ctx, sent, l.k.f.clk.Now(), g, err)
+		l.k.observe(ctx, e)
+		answer <- err
 	}()
 	select {
 	case err := <-answer:
@@ -421,7 +472,7 @@ func (l *Lease) extend(ctx context.Context) error {
 			return l.reason()
 		}
 		return err
-	case <-l.done:
+	case <-l.Done():
 		return l.reason()
 	case <-ctx.Done():
 		return fmt.Errorf("%w: %w", contextError(ctx), ErrUncertain)
@@ -432,7 +483,10 @@ func (l *Lease) extend(ctx context.Context) error {
 func (l *Lease) reason() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.cause
+	if e, ok := l.err.(*Error); ok {
+		return e.Err
+	}
+	return l.err
 }
 
 // Release ends the lease and gives the key back. The validity ends, and extension stops,
@@ -449,26 +503,12 @@ func (l *Lease) reason() error {
 // deferred: it makes one attempt, limited by the ttl and by two seconds. Of ctx it takes
 // the values only.
 func (l *Lease) Release(ctx context.Context) error {
-	l.check()
-	l.finish(ErrReleased)
-	if errors.Is(l.reason(), ErrHandedOver) {
+	now := l.check()
+	l.finish(ErrReleased, now)
+	if l.reason() == ErrHandedOver {
 		return l.k.fail("release", l.key, ErrHandedOver)
 	}
-	g, first := l.startGiving()
-	if first {
-		go l.give(ctx, g)
-	}
-	limit := releaseLimit(l.ttl)
-	t := time.NewTimer(limit + limit/4)
-	defer t.Stop()
-	err := error(nil)
-	select {
-	case <-g.done:
-		err = g.err
-	case <-t.C:
-		l.k.f.vacate(l)
-		err = fmt.Errorf("%w: no answer within %v", ErrUncertain, limit)
-	}
+	err := l.giveBack(ctx, now)
 	if lost := l.lateness(); lost != nil {
 		if errors.Is(err, ErrLost) {
 			err = nil
@@ -481,73 +521,158 @@ func (l *Lease) Release(ctx context.Context) error {
 	return nil
 }
 
+// giveBack releases the claim, or waits for the release that runs.
+func (l *Lease) giveBack(ctx context.Context, now clock.Instant) error {
+	mine := l.startGiving()
+	if mine && l.k.f.prompt {
+		l.k.observe(ctx, l.give(ctx, now))
+		return l.givenErr()
+	}
+	var told chan Event
+	left := make(chan struct{})
+	if mine {
+		told = make(chan Event)
+		go func() {
+			e := l.give(ctx, now)
+			select {
+			case told <- e:
+			case <-left:
+				l.k.observe(ctx, e)
+			}
+		}()
+	}
+	limit := releaseLimit(l.ttl)
+	t := time.NewTimer(limit + limit/4)
+	defer t.Stop()
+	given := l.whenGiven()
+	if mine {
+		given = nil // what told brings comes after it
+	}
+	select {
+	case e := <-told:
+		l.k.observe(ctx, e)
+	case <-given:
+	case <-t.C:
+		close(left)
+		l.k.f.vacate(l)
+		return fmt.Errorf("%w: no answer within %v", ErrUncertain, limit)
+	}
+	return l.givenErr()
+}
+
 // lateness returns the cause of a loss with the times, and nil where it was not lost.
 func (l *Lease) lateness() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !errors.Is(l.cause, ErrLost) {
+	e, ok := l.err.(*Error)
+	if !ok {
 		return nil
 	}
-	clk := l.k.f.clk
-	return fmt.Errorf("%w; released %v after the grant, %v after its end", l.cause, round(clk.Since(l.granted)), round(clk.Since(l.ended)))
+	now := l.k.f.clk.Now()
+	return fmt.Errorf("%w; released %v after the grant, %v after its end", e.Err, round(now.Since(l.granted)), round(now.Since(l.ended)))
 }
 
-// startGiving returns the release to wait for, and whether it is the caller's to run:
-// releases of one claim never overlap, and none follows one that was confirmed.
-func (l *Lease) startGiving() (g *giving, first bool) {
+// startGiving reports whether a release is the caller's to run: releases of one claim never
+// overlap, and none follows one that was confirmed.
+func (l *Lease) startGiving() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.giving != nil {
-		select {
-		case <-l.giving.done:
-		default:
-			return l.giving, false
-		}
-		if l.giving.err == nil || errors.Is(l.giving.err, ErrLost) {
-			return l.giving, false
-		}
+	if l.giving != notGiven {
+		return false
 	}
-	l.giving = &giving{done: make(chan struct{})}
-	return l.giving, true
+	l.giving = givingNow
+	return true
 }
 
-// give releases the claim, and waits until no extension runs any more.
-func (l *Lease) give(ctx context.Context, g *giving) {
-	call, cancel := context.WithTimeout(l.k.traced(context.WithoutCancel(ctx)), releaseLimit(l.ttl))
-	defer cancel()
-	clk := l.k.f.clk
+// whenGiven returns a channel that is closed when no release runs.
+func (l *Lease) whenGiven() <-chan struct{} {
 	l.mu.Lock()
-	e := Released{Key: l.key, Token: l.token, Owner: l.owner, Held: clk.Since(l.granted)}
-	if errors.Is(l.cause, ErrLost) {
-		e.Overrun = clk.Since(l.ended)
+	defer l.mu.Unlock()
+	if l.giving != givingNow {
+		ended := make(chan struct{})
+		close(ended)
+		return ended
 	}
-	busy := l.busy
-	l.mu.Unlock()
-	err := l.claim.Release(call)
-	if err != nil {
+	if l.given == nil {
+		l.given = make(chan struct{})
+	}
+	return l.given
+}
+
+func (l *Lease) givenErr() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.givingErr
+}
+
+// endGiving books how a release went.
+func (l *Lease) endGiving(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.givingErr, l.giving = err, notGiven
+	if err == nil || errors.Is(err, ErrLost) {
+		l.giving = gaveBack
+	}
+	if l.given != nil {
+		close(l.given)
+		l.given = nil
+	}
+}
+
+var errPanicked = fmt.Errorf("%w: the store's Release panicked", ErrUncertain)
+
+// give releases the claim, waits until no extension runs any more, and returns the event to
+// tell: that the release is booked by then lets an Observer call Release.
+func (l *Lease) give(ctx context.Context, now clock.Instant) Event {
+	err := errPanicked
+	defer func() {
+		l.k.f.vacate(l)
+		l.endGiving(err)
+	}()
+	call, cancel := l.k.detached(ctx, l.ttl)
+	defer cancel()
+	if err = l.claim.Release(l.k.traced(call)); err != nil {
 		err = kinded(err)
 	}
-	if busy != nil {
-		select {
-		case <-busy:
-		case <-call.Done():
-		}
+	l.awaitIdle(call)
+	if !l.k.watched() {
+		return nil
 	}
-	l.k.f.vacate(l)
-	e.Err = err
-	l.k.observe(ctx, e)
-	g.err = err
-	close(g.done)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := Released{Key: l.key, Token: l.token, Owner: l.owner, Held: now.Since(l.granted), Err: err}
+	if _, lost := l.err.(*Error); lost {
+		e.Overrun = now.Since(l.ended)
+	}
+	return e
+}
+
+// awaitIdle waits until no extension runs, or ctx is done.
+func (l *Lease) awaitIdle(ctx context.Context) {
+	l.mu.Lock()
+	if !l.extending {
+		l.mu.Unlock()
+		return
+	}
+	idle := l.whenIdle()
+	l.mu.Unlock()
+	select {
+	case <-idle:
+	case <-ctx.Done():
+	}
 }
 
 // discard releases a lease that was granted too late to be handed out.
 func (l *Lease) discard() <-chan struct{} {
-	l.finish(ErrReleased)
-	g, first := l.startGiving()
-	if first {
-		go l.give(context.Background(), g)
+	now := l.k.f.clk.Now()
+	l.finish(ErrReleased, now)
+	if l.startGiving() {
+		go func() {
+			ctx := context.Background()
+			l.k.observe(ctx, l.give(ctx, now))
+		}()
 	}
-	return g.done
+	return l.whenGiven()
 }
 
 // Ticket writes the lease down as one word of text, with which another process of this
@@ -568,6 +693,7 @@ func (l *Lease) ticket() (string, error) {
 	if !ok {
 		return "", fmt.Errorf("%w: this store has no tickets", ErrUnsupported)
 	}
+	now := l.check()
 	for {
 		busy, ok := l.beginExtend() // nothing is sent while the ticket is written
 		if ok {
@@ -578,25 +704,29 @@ func (l *Lease) ticket() (string, error) {
 		}
 		select {
 		case <-busy:
-		case <-l.done:
+		case <-l.Done():
 		}
+		now = l.check()
 	}
 	text, err := adopter.Ticket(l.claim)
-	if err == nil && !l.finish(ErrHandedOver) {
+	if err == nil && !l.finish(ErrHandedOver, now) {
 		err = l.reason()
 	}
 	l.mu.Lock()
-	close(l.busy)
-	l.busy = nil
+	l.stopExtending()
+	if l.err == nil {
+		l.k.f.sched.plan(l, now, now)
+	}
 	l.mu.Unlock()
 	if err != nil {
 		if errors.Is(err, ErrLost) {
-			l.lose(err)
+			l.k.observe(context.Background(), l.lose(err, now))
 		}
-		l.k.f.sched.plan(l, l.k.f.clk.Now())
 		return "", kinded(err)
 	}
 	l.k.f.vacate(l)
-	l.k.observe(context.Background(), Released{Key: l.key, Token: l.token, Owner: l.owner, Held: l.k.f.clk.Since(l.granted), Err: ErrHandedOver})
+	if l.k.watched() {
+		l.k.observe(context.Background(), Released{Key: l.key, Token: l.token, Owner: l.owner, Held: now.Since(l.granted), Err: ErrHandedOver})
+	}
 	return text, nil
 }

@@ -493,7 +493,7 @@ func TestNothingIsSentAfterRelease(t *testing.T) {
 				if late.Load() > 0 || sent.Load() == 0 {
 					t.Errorf("%d of %d extensions were sent after a release", late.Load(), sent.Load())
 				}
-				if len(b.locks.f.sched.leases) > 0 || b.locks.f.sched.inFlight > 0 {
+				if len(b.locks.f.sched.ends.leases) > 0 || b.locks.f.sched.inFlight > 0 {
 					t.Error("the scheduler keeps something")
 				}
 			})

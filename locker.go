@@ -30,17 +30,21 @@ type Locker struct {
 	raw      Options   // as given, for With
 	o        Options   // with the defaults
 	observer *Observer // o.Observer's identity, the same where With inherits it
+	limit    limit     // of releases
 }
 
 // family is what a Locker shares with those made by its With.
 type family struct {
-	store store.Store
-	info  store.Info
-	clk   clock.Clock
-	sched *scheduler
+	store  store.Store
+	info   store.Info
+	prompt bool // calls of the store return by themselves: see [store.Prompt]
+	clk    clock.Clock
+	sched  *scheduler
+	seats  sync.Pool // of *seat
 
 	mu    sync.Mutex
 	lines map[string]*line // keys that a goroutine of this process holds or waits for
+	spare []*line          // some that are not used now
 	seen  map[string]Token // last token granted here, for some keys
 
 	jobsMu  sync.Mutex
@@ -57,7 +61,8 @@ func New(s store.Store, o *Options) (*Locker, error) {
 		return nil, &Error{Op: "new", Err: &InvalidError{Field: "store", Rule: "must not be nil"}}
 	}
 	f := &family{store: s, info: s.Info(), lines: map[string]*line{}, seen: map[string]Token{}}
-	f.sched = &scheduler{f: f}
+	_, f.prompt = s.(store.Prompt)
+	f.sched = &scheduler{f: f, ends: agenda{which: ends}, dues: agenda{which: dues}}
 	var raw Options
 	if o != nil {
 		raw = *o
@@ -83,7 +88,7 @@ func (f *family) locker(raw Options, observer *Observer) (*Locker, error) {
 	if observer == nil {
 		observer = &o.Observer
 	}
-	return &Locker{f, raw, o, observer}, nil
+	return &Locker{f: f, raw: raw, o: o, observer: observer}, nil
 }
 
 // fail wraps err once.
@@ -115,17 +120,40 @@ func (k *Locker) acquire(ctx context.Context, key string, wait bool) (*Lease, er
 	if err := k.admit(ctx, key); err != nil {
 		return nil, err
 	}
-	w := &waiter{k: k, ctx: ctx, key: key, since: k.f.clk.Now(), ready: make(chan struct{}),
-		terms: terms{k.o.TTL, k.o.Label, wait}}
+	began, t := k.f.clk.Now(), terms{k.o.TTL, k.o.Label, wait}
+	if k.f.prompt {
+		if s := k.f.sit(k, ctx, key, t, began); s != nil {
+			return k.first(s)
+		}
+	}
+	w := &waiter{k: k, ctx: ctx, key: key, terms: t, since: began, ready: make(chan struct{})}
 	k.f.join(w)
 	if err := w.await(); err != nil {
 		return nil, k.fail("acquire", key, err)
 	}
-	return k.hand(ctx, w.lease, w.since, false), nil
+	return k.hand(ctx, w.lease, began, false), nil
+}
+
+// first acquires for a waiter who was the first to want the key: it makes the first attempt
+// itself, and waits for the runner afterwards.
+func (k *Locker) first(s *seat) (*Lease, error) {
+	w := &s.waiter
+	alone := s.runner.attempt(w)
+	if err := w.await(); err != nil {
+		return nil, k.fail("acquire", w.key, err)
+	}
+	ctx, lease, began := w.ctx, w.lease, w.since
+	if alone {
+		k.f.leaveSeat(s)
+	}
+	return k.hand(ctx, lease, began, false), nil
 }
 
 // hand tells of a new lease. Where the Observer panics, nobody has the lease to release it.
 func (k *Locker) hand(ctx context.Context, l *Lease, since clock.Instant, adopted bool) *Lease {
+	if !k.watched() {
+		return l
+	}
 	told := false
 	defer func() {
 		if !told {
@@ -332,19 +360,20 @@ type granting struct {
 // accept makes a lease of a grant and puts it into the key's line, or says why it must not
 // be handed out; its claim is then the caller's to release. family.mu is held.
 func (f *family) accept(g *granting) (*Lease, error) {
+	now := f.clk.Now()
 	l := newLease(g)
-	if f.clk.Passed(l.until) {
+	if now.Until(l.until) <= 0 {
 		return nil, fmt.Errorf("%w: the grant arrived after its validity had run out", ErrUnavailable)
 	}
 	if err := f.checkToken(g); err != nil {
 		return nil, err
 	}
 	n := f.line(g.key)
-	if n.lease != nil { // the store has granted again: what this process still trusted is gone
-		go n.lease.lose(&LostError{By: l.held()})
+	if old := n.lease; old != nil { // the store has granted again: what this process still trusted is gone
+		go func() { old.k.observe(context.Background(), old.lose(&LostError{By: l.held()}, now)) }()
 	}
 	n.lease = l
-	l.start()
+	l.start(now)
 	return l, nil
 }
 
@@ -395,6 +424,52 @@ func (k *Locker) giveBack(c store.Claim, ttl time.Duration, tries int) <-chan st
 
 // releaseLimit bounds one release.
 func releaseLimit(ttl time.Duration) time.Duration { return min(ttl, 2*time.Second) }
+
+// detached returns a context for the release of a claim of that ttl: with the values of ctx
+// and a limit of its own.
+func (k *Locker) detached(ctx context.Context, ttl time.Duration) (context.Context, context.CancelFunc) {
+	switch {
+	case ttl != k.o.TTL: // an adopted one
+		return context.WithTimeout(context.WithoutCancel(ctx), releaseLimit(ttl))
+	case ctx == context.Background():
+		return k.limit.context(releaseLimit(ttl)), func() {}
+	}
+	return &valued{k.limit.context(releaseLimit(ttl)), ctx}, func() {}
+}
+
+// limit is a context with a deadline that many calls share: one for each call would cost a
+// timer each time.
+type limit struct {
+	mu    sync.Mutex
+	ctx   context.Context
+	fresh time.Time // until when ctx is given out
+}
+
+// context returns one that ends after d, or up to a sixteenth of it earlier.
+func (s *limit) context(d time.Duration) context.Context {
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ctx == nil || now.After(s.fresh) {
+		ctx, cancel := context.WithDeadline(context.Background(), now.Add(d))
+		_ = cancel // it ends by its deadline, when all who share it are done
+		s.ctx, s.fresh = ctx, now.Add(d/16)
+	}
+	return s.ctx
+}
+
+// valued is a context with the values of another one.
+type valued struct {
+	context.Context
+	values context.Context
+}
+
+func (v *valued) Value(key any) any {
+	if value := v.Context.Value(key); value != nil { // package context asks for what ends it
+		return value
+	}
+	return v.values.Value(key)
+}
 
 // later runs job, which talks to the store for nobody who waits, in one of a few goroutines.
 func (f *family) later(job func()) {

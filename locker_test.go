@@ -330,7 +330,7 @@ func TestCancelAtAnyMoment(t *testing.T) {
 			t.Errorf("%d granted, %d refused: both must happen", granted, refused)
 		}
 		time.Sleep(time.Second)
-		if b.holder("k") != "" || len(b.locks.f.lines) > 0 || len(b.locks.f.sched.leases) > 0 {
+		if b.holder("k") != "" || len(b.locks.f.lines) > 0 || len(b.locks.f.sched.ends.leases) > 0 {
 			t.Error("something is left")
 		}
 	})

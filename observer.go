@@ -92,16 +92,41 @@ func (Lost) event()     {}
 func (Released) event() {}
 func (Node) event()     {}
 
-// observe tells the Locker's Observer, if there is one.
+// observe tells the Locker's Observer, if there is one and something to tell.
 func (k *Locker) observe(ctx context.Context, e Event) {
-	if k.o.Observer != nil {
+	if k.watched() && e != nil {
 		k.o.Observer.Observe(ctx, e)
+	}
+}
+
+// watched reports whether there is an Observer, for whom events have to be made.
+func (k *Locker) watched() bool { return k.o.Observer != nil }
+
+// news are events that are told when nothing else is left to do.
+type news []struct {
+	k *Locker
+	e Event
+}
+
+// add puts an event about l behind those before it, if there is one.
+func (n *news) add(l *Lease, e Event) {
+	if e != nil {
+		*n = append(*n, struct {
+			k *Locker
+			e Event
+		}{l.k, e})
+	}
+}
+
+func (n news) tell(ctx context.Context) {
+	for _, one := range n {
+		one.k.observe(ctx, one.e)
 	}
 }
 
 // traced returns ctx with the store's node events going to the Observer.
 func (k *Locker) traced(ctx context.Context) context.Context {
-	if k.o.Observer == nil {
+	if !k.watched() {
 		return ctx
 	}
 	outer := store.Trace(ctx)

@@ -1,7 +1,6 @@
 package holdfast
 
 import (
-	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +16,10 @@ import (
 // goroutine is also what every call of the claim is raced by: it may hang in the store,
 // while each waiter leaves when its own context says so. The claim belongs to the line: a
 // waiter that leaves passes it on, and the last one withdraws it.
+//
+// Where the calls of a store return by themselves, the first waiter of a key makes the first
+// attempt in its own goroutine and context. Only if that fails, or others have come
+// meanwhile, the runner gets a goroutine.
 
 // How long a waiter sleeps between attempts where the claim has no Wait of its own.
 const (
@@ -38,14 +41,15 @@ type waiter struct {
 	key   string
 	terms terms
 	since clock.Instant
-	ready chan struct{} // closed when lease or err is set
+	ready chan struct{} // closed when lease or err is set; nil for one that makes its own attempt
 
 	// Guarded by family.mu until ready is closed or leave has returned.
-	place *list.Element // nil while it stands in no line
-	done  bool
-	tries int
-	lease *Lease
-	err   error // of the call; of the last attempt, if the waiter left
+	prev, next *waiter // in its line
+	queued     bool    // it stands in a line
+	done       bool
+	tries      int
+	lease      *Lease
+	err        error // of the call; of the last attempt, if the waiter left
 
 	withdrawn <-chan struct{} // closed when what the attempt may have taken is given back
 }
@@ -54,27 +58,15 @@ type waiter struct {
 func (w *waiter) settle(l *Lease, err error) {
 	if !w.done {
 		w.done, w.lease, w.err = true, l, err
-		close(w.ready)
+		if w.ready != nil {
+			close(w.ready)
+		}
 	}
 }
 
 // await returns nil when the lease is there, and else what the call answers.
 func (w *waiter) await() error {
-	var limit <-chan time.Time
-	if !w.terms.wait { // a store that does not return from its one attempt
-		t := time.NewTimer(w.terms.ttl + w.terms.ttl/4)
-		defer t.Stop()
-		limit = t.C
-	}
-	hung := false
-	select {
-	case <-w.ready:
-	case <-w.ctx.Done():
-		w.k.f.leave(w)
-	case <-limit:
-		w.k.f.leave(w)
-		hung = w.lease == nil && w.err == nil
-	}
+	hung := w.ready != nil && w.wait()
 	await(w.withdrawn)
 	switch {
 	case w.ctx.Err() != nil:
@@ -83,6 +75,26 @@ func (w *waiter) await() error {
 		return fmt.Errorf("%w: no answer within %v", ErrUncertain, w.terms.ttl)
 	}
 	return w.err
+}
+
+// wait returns when w is settled or has left its line, and reports whether it left because
+// the store did not return from its one attempt.
+func (w *waiter) wait() (hung bool) {
+	var limit <-chan time.Time
+	if !w.terms.wait {
+		t := time.NewTimer(w.terms.ttl + w.terms.ttl/4)
+		defer t.Stop()
+		limit = t.C
+	}
+	select {
+	case <-w.ready:
+	case <-w.ctx.Done():
+		w.k.f.leave(w)
+	case <-limit:
+		w.k.f.leave(w)
+		hung = w.lease == nil && w.err == nil
+	}
+	return hung
 }
 
 // abandon gives back what w was granted too late, and returns why it ended.
@@ -112,26 +124,93 @@ func await(done <-chan struct{}) {
 
 // line is what this process has to do with one key.
 type line struct {
-	waiters list.List // of *waiter, in the order of their calls
-	lease   *Lease    // held here, or being released; nil otherwise
-	r       *runner   // nil where nobody waits
+	front, back *waiter // of those who wait, in the order of their calls
+	lease       *Lease  // held here, or being released; nil otherwise
+	r           *runner // nil where nobody waits
 }
+
+func (n *line) push(w *waiter) {
+	w.queued, w.prev, w.next = true, n.back, nil
+	if n.back == nil {
+		n.front = w
+	} else {
+		n.back.next = w
+	}
+	n.back = w
+}
+
+func (n *line) cut(w *waiter) {
+	if w.prev == nil {
+		n.front = w.next
+	} else {
+		w.prev.next = w.next
+	}
+	if w.next == nil {
+		n.back = w.prev
+	} else {
+		w.next.prev = w.prev
+	}
+	w.queued, w.prev, w.next = false, nil, nil
+}
+
+// spareLines bounds how many lines a family keeps for later keys.
+const spareLines = 64
 
 // line returns the line of key, made where there is none. family.mu is held.
 func (f *family) line(key string) *line {
 	n := f.lines[key]
-	if n == nil {
-		n = new(line)
-		f.lines[key] = n
+	if n != nil {
+		return n
 	}
+	if last := len(f.spare) - 1; last >= 0 {
+		n, f.spare = f.spare[last], f.spare[:last]
+	} else {
+		n = new(line)
+	}
+	f.lines[key] = n
 	return n
 }
 
 // prune forgets a line that is of no use. family.mu is held.
 func (f *family) prune(key string) {
-	if n := f.lines[key]; n != nil && n.lease == nil && n.r == nil && n.waiters.Len() == 0 {
+	if n := f.lines[key]; n != nil && *n == (line{}) {
 		delete(f.lines, key)
+		if len(f.spare) < spareLines {
+			f.spare = append(f.spare, n)
+		}
 	}
+}
+
+// seat is a waiter that makes the first attempt for its key itself, with its runner.
+type seat struct {
+	waiter waiter
+	runner runner
+}
+
+// sit returns a seat where nobody of this process holds the key or waits for it, and else
+// nil.
+func (f *family) sit(k *Locker, ctx context.Context, key string, t terms, began clock.Instant) *seat {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.lines[key] != nil {
+		return nil
+	}
+	s, _ := f.seats.Get().(*seat)
+	if s == nil {
+		s = &seat{runner: runner{wake: make(chan struct{}, 1)}}
+	}
+	s.waiter = waiter{k: k, ctx: ctx, key: key, terms: t, since: began}
+	s.runner = runner{f: f, key: key, n: f.line(key), trying: true, wake: s.runner.wake}
+	s.runner.n.r = &s.runner
+	s.runner.n.push(&s.waiter)
+	s.runner.prepare(&s.waiter)
+	return s
+}
+
+// leaveSeat keeps a seat for later, which nobody knows any more.
+func (f *family) leaveSeat(s *seat) {
+	s.waiter, s.runner = waiter{}, runner{wake: s.runner.wake}
+	f.seats.Put(s)
 }
 
 // vacate tells the waiters that l does not keep them away any more.
@@ -172,7 +251,7 @@ func (f *family) enter(w *waiter, after <-chan struct{}) {
 	case !w.terms.wait && n.r != nil:
 		w.settle(nil, n.r.last)
 	default:
-		w.place = n.waiters.PushBack(w)
+		n.push(w)
 		if n.r == nil {
 			f.serve(w.key, n, after)
 		}
@@ -183,7 +262,7 @@ func (f *family) enter(w *waiter, after <-chan struct{}) {
 // before is withdrawn. family.mu is held.
 func (f *family) serve(key string, n *line, after <-chan struct{}) {
 	n.r = &runner{f: f, key: key, n: n, after: after, trying: true, wake: make(chan struct{}, 1)}
-	go n.r.run()
+	go n.r.run(nil)
 }
 
 // leave takes w out of its line, unless it was settled in the meantime. The last one
@@ -192,7 +271,7 @@ func (f *family) leave(w *waiter) {
 	f.mu.Lock()
 	if !w.done {
 		w.done = true
-		if w.place != nil {
+		if w.queued {
 			w.withdrawn = f.lines[w.key].remove(w)
 		}
 	}
@@ -202,11 +281,10 @@ func (f *family) leave(w *waiter) {
 // remove takes w out of the line. The next waiter inherits the claim, if its terms are the
 // same; else the claim is withdrawn. family.mu is held.
 func (n *line) remove(w *waiter) (withdrawn <-chan struct{}) {
-	first := n.waiters.Front() == w.place
-	n.waiters.Remove(w.place)
-	w.place = nil
+	first := n.front == w
+	n.cut(w)
 	w.err = n.r.last
-	if n.waiters.Len() == 0 || first && n.r.first().terms != n.r.terms {
+	if n.front == nil || first && n.front.terms != n.r.terms {
 		return n.r.drop()
 	}
 	return nil
@@ -258,7 +336,7 @@ func (r *runner) drop() <-chan struct{} {
 	if r.abort != nil {
 		r.abort()
 	}
-	if r.n.waiters.Len() > 0 {
+	if r.n.front != nil {
 		r.f.serve(r.key, r.n, r.withdrawn)
 	}
 	for _, w := range r.watchers { // their attempt is cancelled: they join another
@@ -277,8 +355,13 @@ func (r *runner) end() {
 	r.f.prune(r.key)
 }
 
-func (r *runner) run() {
-	await(r.after)
+// run tries until nobody waits, after a pause for a waiter whose attempt has failed already.
+func (r *runner) run(w *waiter) {
+	if w != nil {
+		r.pause(w)
+	} else {
+		await(r.after)
+	}
 	for {
 		w, held := r.next()
 		if w == nil {
@@ -292,10 +375,39 @@ func (r *runner) run() {
 		} else if g, err = r.try(w); err != nil {
 			err = kinded(err)
 		}
-		if w = r.settle(g, err, sent); w != nil {
+		if w, _ = r.settle(g, err, sent); w != nil {
 			r.pause(w)
 		}
 	}
+}
+
+// attempt makes the first attempt, for w, in its own goroutine and context, and leaves what
+// comes after it to a goroutine of the runner. It reports whether there is none.
+func (r *runner) attempt(w *waiter) (alone bool) {
+	booked := false
+	defer func() {
+		if !booked { // w gives up, or the store has panicked; an heir tries again at once
+			r.f.leave(w)
+			go r.run(nil)
+		}
+	}()
+	g, err := r.claim.Try(w.k.traced(w.ctx))
+	if err != nil {
+		if w.ctx.Err() != nil {
+			return false
+		}
+		err = kinded(err)
+	}
+	booked = true
+	next, over := r.settle(g, err, w.since)
+	if over {
+		return true
+	}
+	if !w.done {
+		w.ready = make(chan struct{})
+	}
+	go r.run(next)
+	return false
 }
 
 // next returns the waiter to try for, with its claim made, or nil when nobody waits. Where
@@ -307,25 +419,27 @@ func (r *runner) next() (w *waiter, held *HeldError) {
 	if r.gone {
 		return nil, nil
 	}
-	w = r.first()
-	if r.claim == nil {
-		r.claim = r.f.store.Claim(r.key, store.ClaimOptions{TTL: w.terms.ttl, Wait: w.terms.wait, Label: w.terms.label})
-		r.terms, r.k = w.terms, w.k
-	}
-	select { // this attempt comes after whatever has woken it
-	case <-r.wake:
-	default:
-	}
-	r.trying = true
+	w = r.n.front
+	r.prepare(w)
 	if _, queues := r.claim.(store.Waiter); !queues && r.n.lease != nil {
 		held = r.n.lease.held()
 	}
 	return w, held
 }
 
-// first returns the first waiter; there is one unless the runner is gone, and it has the
-// terms of the claim. family.mu is held.
-func (r *runner) first() *waiter { return r.n.waiters.Front().Value.(*waiter) }
+// prepare makes a claim for w where there is none. The attempt that follows comes after
+// whatever has woken it. family.mu is held.
+func (r *runner) prepare(w *waiter) {
+	if r.claim == nil {
+		r.claim = r.f.store.Claim(r.key, store.ClaimOptions{TTL: w.terms.ttl, Wait: w.terms.wait, Label: w.terms.label})
+		r.terms, r.k = w.terms, w.k
+	}
+	select {
+	case <-r.wake:
+	default:
+	}
+	r.trying = true
+}
 
 // spend gives the claim back. family.mu is held.
 func (r *runner) spend(tries int) <-chan struct{} {
@@ -357,8 +471,8 @@ func (r *runner) calling(abort func(), waiting bool) bool {
 }
 
 // settle tells whom it concerns how an attempt went. It returns the waiter that waits on,
-// or nil where the next attempt can follow at once.
-func (r *runner) settle(g store.Grant, err error, sent clock.Instant) *waiter {
+// or nil where the next attempt can follow at once, and whether nobody waits any more.
+func (r *runner) settle(g store.Grant, err error, sent clock.Instant) (next *waiter, over bool) {
 	r.f.mu.Lock()
 	defer r.f.mu.Unlock()
 	if r.gone {
@@ -369,9 +483,9 @@ func (r *runner) settle(g store.Grant, err error, sent clock.Instant) *waiter {
 			r.k.giveBack(claim, r.terms.ttl, 3)
 			r.f.mu.Lock()
 		}
-		return nil
+		return nil, true
 	}
-	w := r.first()
+	w := r.n.front
 	w.tries++
 	var l *Lease
 	granted := err == nil
@@ -381,8 +495,10 @@ func (r *runner) settle(g store.Grant, err error, sent clock.Instant) *waiter {
 	r.trying, r.last = false, err
 	switch {
 	case l != nil:
-		r.claim, r.last = nil, l.held()
-		r.pop(w, l, nil)
+		r.claim = nil
+		if r.pop(w, l, nil); !r.gone || len(r.watchers) > 0 {
+			r.last = l.held()
+		}
 	case !w.terms.wait || useless(err):
 		if granted || errors.Is(err, ErrUncertain) { // the caller waits until it is undone
 			w.withdrawn = r.spend(3)
@@ -400,18 +516,17 @@ func (r *runner) settle(g store.Grant, err error, sent clock.Instant) *waiter {
 	}
 	r.watchers = nil
 	if l != nil || w.done {
-		return nil
+		return nil, r.gone
 	}
-	return w
+	return w, false
 }
 
 // pop settles the first waiter and takes it out of the line. family.mu is held.
 func (r *runner) pop(w *waiter, l *Lease, err error) {
 	w.settle(l, err)
-	r.n.waiters.Remove(w.place)
-	w.place = nil
+	r.n.cut(w)
 	r.fails, r.quick = 0, 0
-	if r.n.waiters.Len() == 0 {
+	if r.n.front == nil {
 		r.end()
 	}
 }
@@ -419,14 +534,36 @@ func (r *runner) pop(w *waiter, l *Lease, err error) {
 // pause waits until another attempt for w is worth it.
 func (r *runner) pause(w *waiter) {
 	r.fails++
-	w.k.observe(w.ctx, Waiting{Key: r.key, Attempt: w.tries, Waited: r.f.clk.Since(w.since), Err: r.last})
+	if w.k.watched() {
+		w.k.observe(w.ctx, Waiting{Key: r.key, Attempt: w.tries, Waited: r.f.clk.Since(w.since), Err: r.last})
+	}
 	var held *HeldError
 	errors.As(r.last, &held)
+	if left := r.own(); left > 0 && held != nil {
+		r.quick = 0
+		r.sleep(left)
+		return
+	}
 	waiter, ok := r.claim.(store.Waiter)
 	if !ok || held == nil || r.quick > 4 || !r.wait(w, waiter, held) {
 		r.quick = 0
 		r.sleep(r.delay(held))
 	}
+}
+
+// own returns for how long the key is held by this process itself, which tells of the end:
+// until then there is nothing to ask the store for.
+func (r *runner) own() time.Duration {
+	r.f.mu.Lock()
+	l := r.n.lease
+	if r.gone {
+		l = nil
+	}
+	r.f.mu.Unlock()
+	if l == nil {
+		return 0
+	}
+	return l.Validity()
 }
 
 // wait lets the claim wait, and answers false where it does not.

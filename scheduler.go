@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -15,83 +16,109 @@ import (
 const (
 	maxInFlight = 16  // batches, and so goroutines, that wait for the store's answers
 	maxBatch    = 512 // leases in one batch
+	company     = 256 // leases in one batch of which some are not due yet
+	fewLeases   = 64  // the load of so many need not be spread
 )
 
-// never is longer than any process runs: no extension is due, or one is running.
-const never = 100 * 365 * 24 * time.Hour
-
-// scheduler extends the leases of one family. It is driven by one timer, armed while there
-// are leases, and has no goroutine of its own. It never waits for the store, and decides no
-// loss: each lease has a timer for that. It also looks for a machine that slept, because
-// those timers are late then.
+// scheduler watches and extends the leases of one family. It is driven by one timer, which
+// runs at least once a tick while there are leases, and has no goroutine of its own. It never
+// waits for the store, nor for an Observer: losses come in time whatever those do. It also
+// looks for a machine that slept, because the timer is late then.
 type scheduler struct {
 	f *family
 
 	mu       sync.Mutex
-	leases   dueHeap     // all that are valid
+	ends     agenda      // all leases that are valid, by when to look at their validity
+	dues     agenda      // those that no extension runs for, by when the next one is due
 	timer    *time.Timer // runs pass
+	armed    bool        // it will, at next
 	next     clock.Instant
 	inFlight int // batches
 
 	tick    time.Duration // how often to look for sleep: the least that a lease asked for
 	watched clock.Instant // since when sleep is counted, and how much there was
 	slept   time.Duration
+
+	rate float64       // extensions per second that the leases ask for, evenly spread
+	owed float64       // how many such a load would have sent by then, and were not
+	then clock.Instant // when that was counted
 }
 
-// add takes a new lease in, to be extended at due. l.mu is held.
-func (s *scheduler) add(l *Lease, due clock.Instant) {
+// The agendas, and the indices of Lease.at and Lease.place.
+const (
+	ends = iota
+	dues
+	agendas
+)
+
+// on is an instant as the agendas compare it: by Go's clock, as timers do.
+func on(i clock.Instant) time.Duration { return i.Sub(clock.Instant{}) }
+
+// add takes a new lease in. l.mu is held.
+func (s *scheduler) add(l *Lease, now clock.Instant) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if l.due = due; l.every == 0 {
-		l.due = l.granted.Add(never)
-	}
-	heap.Push(&s.leases, l)
 	tick := min(time.Second, l.ttl/10)
-	if len(s.leases) == 1 {
-		s.tick, s.watched, s.slept = tick, s.f.clk.Now(), 0
-		s.arm(s.wait(s.watched))
-		return
+	if len(s.ends.leases) == 0 {
+		s.tick, s.watched, s.slept, s.rate = tick, now, 0, 0
 	}
 	s.tick = min(s.tick, tick)
-	s.hurry(l)
+	s.ends.put(l, on(now)+l.nextAlarm(now))
+	if l.every > 0 {
+		s.rate += 1 / l.every.Seconds()
+		s.dues.put(l, on(l.granted.Add(l.pace)))
+	}
+	s.hurry(l, now)
 }
 
-// remove forgets a lease that has ended.
+// remove forgets a lease that has ended. The timer is left to find that out.
 func (s *scheduler) remove(l *Lease) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if l.index < 0 {
+	if l.place[ends] == 0 {
 		return
 	}
-	heap.Remove(&s.leases, l.index)
-	if len(s.leases) == 0 {
-		s.timer.Stop()
+	s.ends.drop(l)
+	s.dues.drop(l)
+	if l.every > 0 {
+		s.rate -= 1 / l.every.Seconds()
 	}
 }
 
-// plan sets when a lease is extended next.
-func (s *scheduler) plan(l *Lease, at clock.Instant) {
+// plan sets when a lease is extended next, and looks at its validity anew. l.mu is held, and
+// the lease has not ended.
+func (s *scheduler) plan(l *Lease, at, now clock.Instant) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if l.index < 0 || l.every == 0 {
-		return
+	if l.every > 0 {
+		s.dues.put(l, on(at))
 	}
-	l.due = at
-	heap.Fix(&s.leases, l.index)
-	s.hurry(l)
+	s.ends.put(l, on(now)+l.nextAlarm(now))
+	s.hurry(l, now)
+}
+
+// look sets when to look at the validity of a lease. l.mu is held, and it has not ended.
+func (s *scheduler) look(l *Lease, now clock.Instant) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ends.put(l, on(now)+l.nextAlarm(now))
+	s.hurry(l, now)
 }
 
 // hurry brings the next pass forward where it would come too late for l. s.mu is held.
-func (s *scheduler) hurry(l *Lease) {
-	now := s.f.clk.Now()
-	if wait := min(s.tick, l.due.Sub(now)); wait < s.next.Sub(now) {
-		s.arm(wait)
+func (s *scheduler) hurry(l *Lease, now clock.Instant) {
+	wait := min(s.tick, l.at[ends]-on(now))
+	if l.place[dues] > 0 && s.inFlight < maxInFlight {
+		wait = min(wait, l.at[dues]-on(now))
+	}
+	if !s.armed || wait < s.next.Sub(now) {
+		s.arm(max(0, wait), now)
 	}
 }
 
 // arm sets when the next pass comes. s.mu is held.
-func (s *scheduler) arm(wait time.Duration) {
-	s.next = s.f.clk.Now().Add(wait)
+func (s *scheduler) arm(wait time.Duration, now clock.Instant) {
+	s.armed, s.next = true, now.Add(wait)
 	if s.timer == nil {
 		s.timer = time.AfterFunc(wait, s.pass)
 	} else {
@@ -99,51 +126,59 @@ func (s *scheduler) arm(wait time.Duration) {
 	}
 }
 
-// early is when l may be extended together with one that is due. s.mu is held.
-func early(l *Lease) clock.Instant { return l.due.Add(-l.every / 10) }
-
 // wait returns how long there is nothing to do. s.mu is held, and there is a lease.
 func (s *scheduler) wait(now clock.Instant) time.Duration {
-	wait := s.tick
-	if s.inFlight < maxInFlight { // else the end of a batch brings the next pass
-		wait = min(wait, s.leases[0].due.Sub(now))
+	wait := min(s.tick, s.ends.leases[0].at[ends]-on(now))
+	if n := len(s.dues.leases); n > 0 && s.inFlight < maxInFlight { // else the end of a batch brings the next pass
+		wait = min(wait, s.dues.leases[0].at[dues]-on(now))
+		if n > fewLeases {
+			wait = min(wait, max(time.Millisecond, time.Duration(company/s.rate*float64(time.Second))))
+		}
 	}
 	return max(0, wait)
 }
 
-// pass sends what is due, and looks whether the machine slept.
+// pass ends what has run out, sends what is due, and looks whether the machine slept.
 func (s *scheduler) pass() {
 	s.mu.Lock()
-	if len(s.leases) == 0 {
+	s.armed = false
+	if len(s.ends.leases) == 0 {
 		s.mu.Unlock()
 		return
 	}
-	late := s.awake()
 	now := s.f.clk.Now()
+	s.awake(now)
+	var rung []*Lease
+	for s.ends.leases[0].at[ends] <= on(now) {
+		l := s.ends.leases[0]
+		s.ends.put(l, math.MaxInt64) // until it has been looked at
+		rung = append(rung, l)
+	}
 	for _, b := range s.take(now) {
 		go s.extend(b)
 	}
-	s.arm(s.wait(now))
+	s.arm(s.wait(now), now)
 	s.mu.Unlock()
-	for _, l := range late {
-		l.rearm()
+	var news news
+	for _, l := range rung {
+		news.add(l, l.alarm(now))
+	}
+	if len(news) > 0 {
+		go news.tell(context.Background())
 	}
 }
 
-// awake returns the leases whose timers are late because the machine slept, and brings
-// their extensions forward by that time. s.mu is held.
-func (s *scheduler) awake() []*Lease {
-	slept := s.f.clk.Slept(s.watched)
+// awake brings everything forward by the time that the machine slept, while Go's clock stood
+// still. s.mu is held.
+func (s *scheduler) awake(now clock.Instant) {
+	slept := now.Slept(s.watched)
 	nap := slept - s.slept
 	if nap < time.Millisecond {
-		return nil
+		return
 	}
 	s.slept = slept
-	for _, l := range s.leases {
-		l.due = l.due.Add(-nap)
-	}
-	heap.Init(&s.leases)
-	return append([]*Lease(nil), s.leases...)
+	s.ends.shift(-nap)
+	s.dues.shift(-nap)
 }
 
 // batch is a set of leases of one ttl that are extended together.
@@ -152,18 +187,23 @@ type batch struct {
 	leases []*Lease
 }
 
-// take returns what is due, as far as the bound on batches allows. s.mu is held.
+// take returns what is due, as far as the bound on batches allows, and some that will be
+// soon: in company, or to spread the load. s.mu is held.
 func (s *scheduler) take(now clock.Instant) (batches []*batch) {
-	if s.leases[0].due.Sub(now) > 0 {
-		return nil
-	}
+	share := s.share(now)
 	limit := 1
 	if _, ok := s.f.store.(store.BatchExtender); ok {
 		limit = maxBatch
 	}
-	open := map[time.Duration]*batch{}
-	for early(s.leases[0]).Sub(now) <= 0 {
-		l := s.leases[0]
+	var open map[time.Duration]*batch
+	taken := 0
+	for ; len(s.dues.leases) > 0; taken++ {
+		l := s.dues.leases[0]
+		wait := l.at[dues] - on(now)
+		early := 0 < taken && taken < company && wait <= l.every/10
+		if wait > 0 && !early && (taken >= share || wait > l.every*9/10) {
+			break
+		}
 		b := open[l.ttl]
 		if b == nil || len(b.leases) == limit {
 			if s.inFlight == maxInFlight {
@@ -171,22 +211,41 @@ func (s *scheduler) take(now clock.Instant) (batches []*batch) {
 			}
 			s.inFlight++
 			b = &batch{ttl: l.ttl}
+			if open == nil {
+				open = map[time.Duration]*batch{}
+			}
 			open[l.ttl] = b
 			batches = append(batches, b)
 		}
 		b.leases = append(b.leases, l)
-		l.due = now.Add(never)
-		heap.Fix(&s.leases, 0)
+		s.dues.drop(l)
 	}
+	s.owed = max(0, s.owed-float64(taken))
 	return batches
+}
+
+// share returns how many leases are to be extended now, due or not, so that the store has an
+// even load also where all of them were granted, or recovered, at once. s.mu is held.
+func (s *scheduler) share(now clock.Instant) int {
+	passed := min(now.Sub(s.then), s.tick)
+	s.then = now
+	if len(s.dues.leases) <= fewLeases {
+		s.owed = 0
+		return 0
+	}
+	s.owed = min(s.owed+s.rate*passed.Seconds(), s.rate*s.tick.Seconds())
+	return int(s.owed)
 }
 
 // extend sends one batch. It may hang as long as the store does, and then holds up neither
 // the other batches nor the loss of its own leases.
 func (s *scheduler) extend(b *batch) {
-	var claims []store.Claim
-	var leases []*Lease
+	claims := make([]store.Claim, 0, len(b.leases))
+	leases := make([]*Lease, 0, len(b.leases))
+	var news news
+	now := s.f.clk.Now()
 	for _, l := range b.leases {
+		news.add(l, l.expire(now))
 		if _, ok := l.beginExtend(); ok { // else it has ended, or its holder extends it
 			leases = append(leases, l)
 			claims = append(claims, l.claim)
@@ -197,16 +256,19 @@ func (s *scheduler) extend(b *batch) {
 		sent := s.f.clk.Now()
 		results := s.ask(ctx, claims)
 		cancel()
+		now = s.f.clk.Now()
 		for i, l := range leases {
-			_ = l.endExtend(context.Background(), sent, results[i].Grant, results[i].Err)
+			e, _ := l.endExtend(context.Background(), sent, now, results[i].Grant, results[i].Err)
+			news.add(l, e)
 		}
 	}
+	news.tell(context.Background()) // after all are booked: an Observer may release any of them
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.inFlight--
-	if len(s.leases) > 0 {
-		s.arm(s.wait(s.f.clk.Now()))
+	if now := s.f.clk.Now(); len(s.ends.leases) > 0 {
+		s.arm(s.wait(now), now)
 	}
-	s.mu.Unlock()
 }
 
 var errNoResult = errors.New("the store answered fewer results than claims")
@@ -255,25 +317,55 @@ func batchTrace(leases []*Lease) context.Context {
 	})
 }
 
-// dueHeap orders leases by the time of their next extension.
-type dueHeap []*Lease
+// agenda is a heap of leases by one of their times.
+type agenda struct {
+	which  int
+	leases []*Lease
+}
 
-func (h dueHeap) Len() int           { return len(h) }
-func (h dueHeap) Less(i, j int) bool { return h[i].due.Sub(h[j].due) < 0 }
-func (h dueHeap) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].index, h[j].index = i, j
+// put sets the time of a lease, which may be there already.
+func (a *agenda) put(l *Lease, at time.Duration) {
+	l.at[a.which] = at
+	if p := l.place[a.which]; p > 0 {
+		heap.Fix(a, int(p-1))
+	} else {
+		heap.Push(a, l)
+	}
 }
-func (h *dueHeap) Push(x any) {
+
+// drop takes a lease out, if it is there.
+func (a *agenda) drop(l *Lease) {
+	if p := l.place[a.which]; p > 0 {
+		heap.Remove(a, int(p-1))
+	}
+}
+
+// shift moves all times by d, which leaves their order as it is.
+func (a *agenda) shift(d time.Duration) {
+	for _, l := range a.leases {
+		if l.at[a.which] != math.MaxInt64 {
+			l.at[a.which] += d
+		}
+	}
+}
+
+func (a *agenda) Len() int           { return len(a.leases) }
+func (a *agenda) Less(i, j int) bool { return a.leases[i].at[a.which] < a.leases[j].at[a.which] }
+func (a *agenda) Swap(i, j int) {
+	ls := a.leases
+	ls[i], ls[j] = ls[j], ls[i]
+	ls[i].place[a.which], ls[j].place[a.which] = int32(i+1), int32(j+1)
+}
+func (a *agenda) Push(x any) {
 	l := x.(*Lease)
-	l.index = len(*h)
-	*h = append(*h, l)
+	a.leases = append(a.leases, l)
+	l.place[a.which] = int32(len(a.leases))
 }
-func (h *dueHeap) Pop() any {
-	old := *h
-	l := old[len(old)-1]
-	old[len(old)-1] = nil
-	*h = old[:len(old)-1]
-	l.index = -1
+func (a *agenda) Pop() any {
+	last := len(a.leases) - 1
+	l := a.leases[last]
+	a.leases[last] = nil
+	a.leases = a.leases[:last]
+	l.place[a.which] = 0
 	return l
 }

@@ -237,7 +237,7 @@ func TestShortLeasesLeaveNothing(t *testing.T) {
 			t.Errorf("%d goroutines are left", n)
 		}
 		f := b.locks.f
-		if len(f.lines) > 0 || len(f.sched.leases) > 0 || len(f.jobs) > 0 || f.jobRuns > 0 {
+		if len(f.lines) > 0 || len(f.sched.ends.leases) > 0 || len(f.jobs) > 0 || f.jobRuns > 0 {
 			t.Error("something is left")
 		}
 	})
@@ -292,7 +292,7 @@ func TestLeaseThatEndsAtOnce(t *testing.T) {
 	}
 	for range 1000 { // the last one may still be on its way out
 		k.f.sched.mu.Lock()
-		n := len(k.f.sched.leases)
+		n := len(k.f.sched.ends.leases)
 		k.f.sched.mu.Unlock()
 		if n == 0 {
 			return

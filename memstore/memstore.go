@@ -80,6 +80,7 @@ var (
 	_ store.Store         = (*Store)(nil)
 	_ store.BatchExtender = (*Store)(nil)
 	_ store.Adopter       = (*Store)(nil)
+	_ store.Prompt        = (*Store)(nil)
 	_ store.Inspector     = (*Store)(nil)
 	_ store.Waiter        = (*claim)(nil)
 )
@@ -108,6 +109,9 @@ func (s *Store) Info() store.Info {
 		TTLStep:     time.Nanosecond,
 	}
 }
+
+// Prompt implements [store.Prompt]: there is nothing to wait for but Wait.
+func (*Store) Prompt() {}
 
 // Claim implements [store.Store].
 func (s *Store) Claim(key string, o store.ClaimOptions) store.Claim {

@@ -15,11 +15,20 @@ type Clock struct {
 	Boot func() time.Duration
 }
 
-// Instant is a point in time. The zero value is no instant; see [Instant.IsZero].
+// Instant is a point in time. The zero value is no instant, and earlier than any; see
+// [Instant.IsZero].
 type Instant struct {
-	mono time.Time
+	mono time.Duration // since long before origin
 	boot time.Duration
 }
+
+// origin is what Go's monotonic clock is read against, which tells no absolute value.
+var origin = time.Now()
+
+// before keeps every reading away from zero: no process has run for that long.
+const before = 50 * 365 * 24 * time.Hour
+
+func mono() time.Duration { return before + time.Since(origin) }
 
 func (c Clock) boot() time.Duration {
 	if c.Boot != nil {
@@ -29,7 +38,7 @@ func (c Clock) boot() time.Duration {
 }
 
 // Now stamps the present.
-func (c Clock) Now() Instant { return Instant{time.Now(), c.boot()} }
+func (c Clock) Now() Instant { return Instant{mono(), c.boot()} }
 
 // At returns the instant at which the boot clock shows reading.
 func (c Clock) At(reading time.Duration) Instant {
@@ -38,35 +47,38 @@ func (c Clock) At(reading time.Duration) Instant {
 }
 
 // Since returns how much time has passed since i: by whichever clock says more.
-func (c Clock) Since(i Instant) time.Duration {
-	return max(time.Since(i.mono), c.boot()-i.boot)
-}
+func (c Clock) Since(i Instant) time.Duration { return c.Now().Since(i) }
 
 // Until returns how much time is left until i: by whichever clock says less.
-func (c Clock) Until(i Instant) time.Duration {
-	return min(time.Until(i.mono), i.boot-c.boot())
-}
+func (c Clock) Until(i Instant) time.Duration { return c.Now().Until(i) }
 
 // Passed reports whether i has come, by either clock.
 func (c Clock) Passed(i Instant) bool { return c.Until(i) <= 0 }
 
 // Slept returns by how much more the boot clock has moved since i than Go's own: the
 // time that the machine spent asleep.
-func (c Clock) Slept(i Instant) time.Duration {
-	return max(0, c.boot()-i.boot-time.Since(i.mono))
+func (c Clock) Slept(i Instant) time.Duration { return c.Now().Slept(i) }
+
+// Since is [Clock.Since] where now is the present.
+func (now Instant) Since(i Instant) time.Duration { return max(now.mono-i.mono, now.boot-i.boot) }
+
+// Until is [Clock.Until] where now is the present.
+func (now Instant) Until(i Instant) time.Duration { return min(i.mono-now.mono, i.boot-now.boot) }
+
+// Slept is [Clock.Slept] where now is the present.
+func (now Instant) Slept(i Instant) time.Duration {
+	return max(0, now.boot-i.boot-(now.mono-i.mono))
 }
 
 // Add returns the instant d after i.
-func (i Instant) Add(d time.Duration) Instant {
-	return Instant{i.mono.Add(d), i.boot + d}
-}
+func (i Instant) Add(d time.Duration) Instant { return Instant{i.mono + d, i.boot + d} }
 
 // Sub returns i - j by Go's monotonic clock.
-func (i Instant) Sub(j Instant) time.Duration { return i.mono.Sub(j.mono) }
+func (i Instant) Sub(j Instant) time.Duration { return i.mono - j.mono }
 
 // Max returns the later one.
 func Max(i, j Instant) Instant {
-	if i.IsZero() || i.mono.Before(j.mono) {
+	if i.mono < j.mono {
 		return j
 	}
 	return i
@@ -76,4 +88,4 @@ func Max(i, j Instant) Instant {
 func (i Instant) Boot() time.Duration { return i.boot }
 
 // IsZero reports whether i is no instant.
-func (i Instant) IsZero() bool { return i.mono.IsZero() }
+func (i Instant) IsZero() bool { return i.mono == 0 }
