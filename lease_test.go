@@ -44,11 +44,12 @@ func TestLeaseIsExtended(t *testing.T) {
 	}
 }
 
+// EXT-02, TTL-05: the same lease carries the new end, up to which it is valid, and not at it.
 func TestNoExtend(t *testing.T) {
 	bubble(t, Options{TTL: 5 * time.Second, NoExtend: true}, func(b *bed) {
 		l := b.acquire("k")
 		time.Sleep(4 * time.Second)
-		if err := l.Extend(b.ctx); err != nil { // EXT-02: the same handle has the new end
+		if err := l.Extend(b.ctx); err != nil {
 			t.Fatal(err)
 		}
 		if v := l.Validity(); v != store.Validity(5*time.Second, 0) {
@@ -319,6 +320,8 @@ func TestLateAnswerAfterSuspend(t *testing.T) {
 	})
 }
 
+// LOS-13: where extensions fail for longer than the validity, the loss comes before the ttl at
+// the store ends, by the margin.
 func TestMargin(t *testing.T) {
 	bubble(t, Options{TTL: 10 * time.Second, Margin: 2 * time.Second}, func(b *bed) {
 		l := b.acquire("k")

@@ -12,6 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/store"
 )
 
+// LOS-08, TTL-03, TTL-09: contradictions are refused where the Locker is made.
 func TestOptionsAreRefused(t *testing.T) {
 	ceiling := changed{Store: memstore.New(), info: func(i *store.Info) { i.MaxTTL = 30 * time.Second }}
 	for name, c := range map[string]struct {
@@ -67,6 +68,7 @@ func TestOptionsAreRefused(t *testing.T) {
 // seconds multiplies as a careless caller does.
 func seconds(n int64) time.Duration { return time.Duration(n) * time.Second }
 
+// TTL-03: no ttl means the default, never one without an end.
 func TestDefaultsFitTheStore(t *testing.T) {
 	for name, c := range map[string]struct {
 		info func(*store.Info)

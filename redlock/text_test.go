@@ -27,6 +27,7 @@ func TestOwner(t *testing.T) {
 	}
 }
 
+// FRK-02: see also faults.TestOwnersOfManyProcesses.
 func TestOwnersDiffer(t *testing.T) {
 	seen := map[string]bool{}
 	for range 100000 {

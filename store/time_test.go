@@ -13,7 +13,8 @@ import (
 const ms = time.Millisecond
 
 // The formula by hand, at the boundaries that other libraries got wrong: drift added
-// instead of taken off, a stray 2 ms, zero taken for held, negative values handed out.
+// instead of taken off (CLK-01), a stray 2 ms (CLK-02), zero taken for held, negative values
+// handed out (TTL-05).
 func TestValidity(t *testing.T) {
 	for _, c := range []struct{ ttl, elapsed, want time.Duration }{
 		{10 * time.Second, 0, 10*time.Second - 102*ms},
@@ -43,7 +44,7 @@ func TestValidity(t *testing.T) {
 	}
 }
 
-// For all inputs: never negative, never more than ttl - elapsed - drift, and just that
+// CLK-01, for all inputs: never negative, never more than ttl - elapsed - drift, and just that
 // where it is positive, computed without bounds.
 func TestValidityForAll(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
