@@ -84,6 +84,6 @@ func rootCommand() *cobra.Command {
 		},
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
-	root.AddCommand(runCommand(), versionCommand())
+	root.AddCommand(runCommand(), benchCommand(), versionCommand())
 	return root
 }
