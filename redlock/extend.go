@@ -192,7 +192,7 @@ func (b *batch) deliver(p *peer, replies []Reply, err error) {
 
 // book counts one answer to one lease.
 func (b *batch) book(e *extending, p *peer, a answer, err error) {
-	e.nodes[p.index] = p.outcome(a.kind, err)
+	e.nodes[p.index] = p.outcome(a.kind, permanent(p.name, e.c.vote, err))
 	c := e.c
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -277,7 +277,7 @@ func (r *releasing) deliver(p *peer, freed bool, err error, first bool) {
 	if r.have[p.index] {
 		return
 	}
-	r.nodes[p.index] = p.outcome(kindOfRelease(freed, err), err)
+	r.nodes[p.index] = p.outcome(kindOfRelease(freed, err), permanent(p.name, r.c.vote, err))
 	if err != nil {
 		return
 	}

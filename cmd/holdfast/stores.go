@@ -170,16 +170,17 @@ func hideSecrets(raw string) string {
 		}
 		return raw
 	}
-	at := strings.LastIndexByte(rest, '@')
-	if at >= 0 {
-		rest = "***" + rest[at:]
-	}
+	tail := ""
 	if i := strings.IndexAny(rest, "?#"); i >= 0 {
-		rest = rest[:i]
+		rest, tail = rest[:i], rest[i:]
 	}
-	// What looks like a port may be the first half of a password that has a space.
-	if i := strings.IndexByte(rest, ':'); at < 0 && i >= 0 && strings.Trim(rest[i:], ":0123456789,/[]") != "" && !strings.ContainsAny(rest, "[,") {
-		rest = rest[:i] + ":***"
+	if strings.Contains(tail, "@") { // the ? may be one of the password
+		return scheme + "://***"
+	}
+	if at := strings.LastIndexByte(rest, '@'); at >= 0 {
+		rest = "***" + rest[at:]
+	} else if i := strings.IndexByte(rest, ':'); i >= 0 && strings.Trim(rest[i:], ":0123456789,/[]") != "" && !strings.ContainsAny(rest, "[,") {
+		rest = rest[:i] + ":***" // what looks like a port may be the first half of a password that has a space
 	}
 	return scheme + "://" + rest
 }
