@@ -33,7 +33,9 @@ type Options struct {
 	// MaxTTL.
 	TrustRestarts bool
 
-	// Prefix stands before every key on the nodes. It is joined to the key as it is.
+	// Prefix stands before every key on the nodes. It is joined to the key as it is, so that
+	// of the prefixes used on the same nodes none should begin with another: with a: and
+	// a:b: the keys b:c and c are one.
 	Prefix string
 }
 
