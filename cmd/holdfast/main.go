@@ -84,6 +84,7 @@ func rootCommand() *cobra.Command {
 		},
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
-	root.AddCommand(runCommand(), benchCommand(), versionCommand())
+	root.AddCommand(runCommand(), benchCommand(), acquireCommand(), extendCommand(), releaseCommand(), statusCommand(), listCommand(), breakCommand(),
+		completionCommand(), manCommand(), versionCommand())
 	return root
 }

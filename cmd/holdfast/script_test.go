@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"strconv"
 	"syscall"
 	"testing"
@@ -33,11 +34,20 @@ func TestScripts(t *testing.T) {
 		signal.Notify(taken, syscall.SIGHUP)
 		t.Cleanup(func() { signal.Ignore(syscall.SIGHUP) })
 	}
-	testscript.Run(t, testscript.Params{
+	testscript.Run(t, scripts(nil))
+}
+
+// scripts are the terms of testdata/script. setup may change the environment of each.
+func scripts(setup func(env *testscript.Env)) testscript.Params {
+	return testscript.Params{
 		Dir: "testdata/script",
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("HOLDFAST_STORE", "sqlite:"+env.WorkDir+"/locks.db")
+			env.Setenv("K", filepath.Base(env.WorkDir)) // for keys of this script alone
 			env.Setenv("GORACE", os.Getenv("GORACE"))
+			if setup != nil {
+				setup(env)
+			}
 			return nil
 		},
 		RequireExplicitExec: true,
@@ -45,7 +55,7 @@ func TestScripts(t *testing.T) {
 			"code": code,
 			"file": waitForFile,
 		},
-	})
+	}
 }
 
 // code CODE program args...: the program ends with this exit code.

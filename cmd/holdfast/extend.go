@@ -1,0 +1,149 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/holdfast-go/holdfast"
+)
+
+const extendHelp = `Extend the lease of TICKET by its ttl, and print the ticket anew.
+
+The old ticket stays good until its time has come; go on with the new one. With
+--ticket-file the file is replaced as a whole, with mode 0600, and nothing is printed.
+A lease that is lost is never acquired again: the exit code is 75, and the work must
+stop.
+
+` + ticketHelp + `
+
+With --while-pid the lease is extended for as long as process PID lives, and released
+when it is gone:
+  holdfast acquire --ticket-file job.ticket nightly || exit
+  holdfast extend --ticket-file job.ticket --while-pid $$ &
+Only that process is watched, not what it has started. When the lease is lost the
+exit code is 75, and the process is left alone: "holdfast run" ends it. A signal ends
+the watch and not the lease, which the process may still need: the ticket is printed
+anew, and the lease ends with its ttl unless somebody extends it. Until then the ticket
+is not for use elsewhere; a release elsewhere is a loss here.
+
+Output with --json: see holdfast acquire --help.
+
+Exit codes:
+  0    the lease was extended and the ticket was written; with --while-pid: the process
+       is gone, and KEY was released
+  64   the command line or the ticket is wrong, or it is another store's
+  75   the lease is lost
+  125  holdfast failed; also where the store cannot be reached. The ticket stays good
+       until its ttl ends: try again
+  128+n  signal n ended --while-pid`
+
+// extendFlags are the flags of extend.
+type extendFlags struct {
+	store    storeFlags
+	ticket   ticketFlags
+	whilePID int
+}
+
+func extendCommand() *cobra.Command {
+	var f extendFlags
+	cmd := &cobra.Command{
+		Use:               "extend [flags] [TICKET]",
+		Short:             "Extend the lease of a ticket, also while a process lives",
+		Long:              extendHelp,
+		Example:           "  HOLDFAST_TICKET=$(holdfast extend)\n  holdfast extend --ticket-file job.ticket --while-pid 4711",
+		Args:              cobra.MaximumNArgs(1),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			given := cmd.Flags().Changed
+			if err := f.store.check(given); err != nil {
+				return err
+			}
+			if given("while-pid") && f.whilePID <= 0 {
+				return usage("invalid --while-pid %d: must be the id of a process", f.whilePID)
+			}
+			return f.run(cmd.Context(), args)
+		},
+	}
+	flags := cmd.Flags()
+	f.store.add(flags)
+	f.ticket.addFile(flags, "read the ticket from `FILE`, and replace it by the new one")
+	flags.IntVar(&f.whilePID, "while-pid", 0, "extend while process `PID` lives, and release when it is gone")
+	f.ticket.addJSON(flags)
+	flags.SortFlags = false
+	return cmd
+}
+
+func (f *extendFlags) run(ctx context.Context, args []string) error {
+	text, t, err := f.ticket.read(args, os.Stdin)
+	if err != nil {
+		return err
+	}
+	st, err := f.store.open()
+	if err != nil {
+		return failure(err)
+	}
+	defer st.close()
+	if f.whilePID > 0 {
+		return f.watch(ctx, st, string(t.Key), text)
+	}
+	ignorePipe()
+	locks, err := holdfast.New(st.Store, &holdfast.Options{NoExtend: true})
+	if err != nil {
+		return failure(err)
+	}
+	lease, err := adopt(ctx, locks, text)
+	if err != nil {
+		return err
+	}
+	return f.give(lease)
+}
+
+// give hands the ticket on. Where that fails the old one is still good for what it said.
+func (f *extendFlags) give(lease *holdfast.Lease) error {
+	if _, err := f.ticket.hand(lease); err != nil {
+		return failure(fmt.Errorf("%w; the old one stays good until its ttl ends", err))
+	}
+	return nil
+}
+
+// watch extends the lease while the process lives.
+func (f *extendFlags) watch(ctx context.Context, st *opened, key, ticket string) error {
+	gone, err := watchProcess(f.whilePID) // first, so that it is the process that is meant
+	if err != nil {
+		return &exit{exitFailed, fmt.Errorf("process %d cannot be watched: %w", f.whilePID, err)}
+	}
+	report := newReporter(key)
+	report.waited()
+	locks, err := holdfast.New(st.Store, &holdfast.Options{Observer: report})
+	if err != nil {
+		return failure(err)
+	}
+	ignorePipe()
+	signals := make(chan os.Signal, 16)
+	catch(signals, ending)
+	lease, err := adopt(ctx, locks, ticket)
+	if err != nil {
+		return err
+	}
+	select {
+	case <-gone:
+		return giveBack(lease)
+	case <-lease.Done():
+		return lost(lease.Err())
+	case s := <-signals:
+		select {
+		case <-gone:
+			err = giveBack(lease)
+		default:
+			err = f.give(lease)
+		}
+		if err != nil {
+			say("%v", err)
+		}
+		return &exit{code: exitSignal + int(s.(syscall.Signal))}
+	}
+}

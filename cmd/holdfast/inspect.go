@@ -1,0 +1,173 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/holdfast-go/holdfast/store"
+)
+
+// exitFree: nobody holds the key that status or break was asked about.
+const exitFree = 2
+
+// inspector is the store as what tells who holds a key.
+func (o *opened) inspector() (store.Inspector, error) {
+	if i, ok := o.Store.(store.Inspector); ok {
+		return i, nil
+	}
+	return nil, &exit{exitFailed, fmt.Errorf("%w: this store cannot tell who holds a key", store.ErrUnsupported)}
+}
+
+// inspectKey asks who holds a key, and whose vote each server has, where the store
+// tells that.
+func inspectKey(ctx context.Context, i store.Inspector, key string) (store.Holder, []nodeVote, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerLimit)
+	defer cancel()
+	var nodes nodeVotes
+	h, err := i.Inspect(store.WithTrace(ctx, nodes.tell), key)
+	if err != nil {
+		return h, nil, failure(asked("status", key, err))
+	}
+	return h, nodes.sorted(), nil
+}
+
+// asked wraps an error of a store with what was asked.
+func asked(verb, key string, err error) error {
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("%w: no answer within %v: %w", store.ErrUnavailable, answerLimit, err)
+	}
+	if key == "" {
+		return fmt.Errorf("%s: %w", verb, err)
+	}
+	return fmt.Errorf("%s %s: %w", verb, strconv.Quote(key), err)
+}
+
+// nodeVote is whose vote one server of a store has.
+type nodeVote struct {
+	Node   string   `json:"node"`
+	Answer string   `json:"answer"` // the store's word
+	Error  string   `json:"error,omitempty"`
+	Label  string   `json:"label,omitempty"`
+	Owner  string   `json:"owner,omitempty"`
+	TTL    *float64 `json:"ttl,omitempty"`
+	err    error
+	holder store.Holder
+}
+
+// nodeVotes collects what the servers say.
+type nodeVotes struct {
+	mu  sync.Mutex
+	all []nodeVote
+}
+
+func (n *nodeVotes) tell(e store.NodeEvent) {
+	if e.Op != "inspect" {
+		return
+	}
+	v := nodeVote{Node: e.Node, Answer: e.Outcome, Label: e.Holder.Label, Owner: e.Holder.Owner, TTL: seconds(e.Holder), err: e.Err, holder: e.Holder}
+	if e.Err != nil {
+		v.Error = e.Err.Error()
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.all = append(n.all, v)
+}
+
+func (n *nodeVotes) sorted() []nodeVote {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	all := slices.Clone(n.all)
+	slices.SortStableFunc(all, func(a, b nodeVote) int { return strings.Compare(a.Node, b.Node) })
+	return all
+}
+
+func (v nodeVote) String() string {
+	switch {
+	case v.err != nil:
+		return shown(v.Error)
+	case v.Owner != "":
+		return "vote of " + whose(v.holder) + ", ends " + ends(v.holder)
+	case v.Answer == "none":
+		return "no vote"
+	}
+	return shown(v.Answer)
+}
+
+// holderJSON is a holder as --json prints it.
+type holderJSON struct {
+	keyJSON
+	State   string     `json:"state"`
+	Label   string     `json:"label,omitempty"`
+	Owner   string     `json:"owner,omitempty"`
+	Token   int64      `json:"token,omitempty"`
+	Since   int64      `json:"since,omitempty"`
+	TTL     *float64   `json:"ttl,omitempty"`
+	NoTTL   bool       `json:"no_ttl,omitempty"`
+	Foreign bool       `json:"foreign,omitempty"`
+	Nodes   []nodeVote `json:"nodes,omitempty"`
+}
+
+func jsonHolder(h store.Holder, nodes []nodeVote) holderJSON {
+	j := holderJSON{keyJSON: jsonKey(h.Key), State: state(h), Label: h.Label, Owner: h.Owner, Token: int64(h.Token),
+		TTL: seconds(h), NoTTL: h.NoTTL, Foreign: h.Foreign, Nodes: nodes}
+	if h.Held > 0 {
+		j.Since = time.Now().Add(-h.Held).Unix()
+	}
+	return j
+}
+
+// state is held, free, or broken: taken from its holder, and not free yet.
+func state(h store.Holder) string {
+	switch {
+	case h.Owner == "":
+		return "free"
+	case h.Broken:
+		return "broken"
+	}
+	return "held"
+}
+
+// seconds is what is left of a grant; nil where there is none, or it has no end.
+func seconds(h store.Holder) *float64 {
+	if h.Owner == "" || h.NoTTL {
+		return nil
+	}
+	left := h.TTL.Seconds()
+	return &left
+}
+
+// whose says in words who a holder is.
+func whose(h store.Holder) string {
+	switch {
+	case h.Foreign:
+		return "another library's lock"
+	case h.Label != "":
+		return shown(h.Label)
+	}
+	return "unknown"
+}
+
+// ends says in words when a grant ends.
+func ends(h store.Holder) string {
+	if h.NoTTL {
+		return "never by itself"
+	}
+	return "in " + rounded(h.TTL).String()
+}
+
+// shown is text of a store as a terminal may see it, on one line.
+func shown(s string) string {
+	plain := func(r rune) bool { return unicode.IsPrint(r) && r != '"' && r != '\\' && r != utf8.RuneError }
+	if s != "" && strings.TrimSpace(s) == s && strings.IndexFunc(s, func(r rune) bool { return !plain(r) }) < 0 {
+		return s
+	}
+	return strconv.Quote(s)
+}

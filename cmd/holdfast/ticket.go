@@ -1,0 +1,218 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spf13/pflag"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/store"
+)
+
+const ticketVariable = "HOLDFAST_TICKET"
+
+// ticketHelp is the part of the help that the verbs with a ticket share.
+const ticketHelp = `TICKET is what acquire, or the last extend, printed. It is a secret: whoever has it can
+extend and release the lease. So it need not stand on the command line, where every
+user of the machine sees it in the list of processes:
+  holdfast VERB -                    reads it from the standard input
+  holdfast VERB --ticket-file FILE   reads it from a file
+  HOLDFAST_TICKET=... holdfast VERB  reads it from the environment
+The store is the one of acquire: give the same --store, or HOLDFAST_STORE. A ticket works
+on the machine that printed it, until that boots again.`
+
+// answerLimit bounds how long we wait for a store that is asked once.
+const answerLimit = 10 * time.Second
+
+// ticketFlags say where a ticket comes from, and where the new one goes.
+type ticketFlags struct {
+	file string
+	json bool
+}
+
+func (f *ticketFlags) addFile(flags *pflag.FlagSet, text string) {
+	flags.StringVar(&f.file, "ticket-file", "", text)
+}
+
+func (f *ticketFlags) addJSON(flags *pflag.FlagSet) {
+	flags.BoolVar(&f.json, "json", false, "print a JSON object with key, token, owner, deadline and ticket")
+}
+
+// maxTicket is more than any ticket has.
+const maxTicket = 64 << 10
+
+// read returns the ticket of the command line: the argument, "-" for stdin, the file, or
+// the environment. What is no ticket is refused with an [*store.InvalidError] that does not
+// repeat it.
+func (f *ticketFlags) read(args []string, stdin io.Reader) (text string, t store.Ticket, err error) {
+	switch env, set := os.LookupEnv(ticketVariable); {
+	case len(args) > 0 && f.file != "":
+		return "", t, usage("TICKET and --ticket-file exclude each other")
+	case len(args) > 0 && args[0] == "-":
+		text, err = readTicket(stdin)
+	case len(args) > 0:
+		text = args[0]
+	case f.file != "":
+		text, err = readTicketFile(f.file)
+	case set:
+		text = env
+	default:
+		return "", t, usage("TICKET is missing: give it by --ticket-file or %s, as - on the standard input, or as an argument", ticketVariable)
+	}
+	if err != nil {
+		return "", t, err
+	}
+	t, err = store.ParseTicket(text)
+	if err != nil {
+		return "", t, failure(err)
+	}
+	return text, t, nil
+}
+
+func readTicket(from io.Reader) (string, error) {
+	text, err := io.ReadAll(io.LimitReader(from, maxTicket+1))
+	switch {
+	case err != nil:
+		return "", &exit{exitFailed, fmt.Errorf("the ticket cannot be read: %w", err)}
+	case len(text) > maxTicket:
+		return "", failure(&store.InvalidError{Field: "ticket", Rule: fmt.Sprintf("has more than %d bytes", maxTicket)})
+	}
+	return string(text), nil
+}
+
+func readTicketFile(name string) (string, error) {
+	if err := checkTicketFile(name); err != nil {
+		return "", err
+	}
+	file, err := os.Open(name)
+	if err != nil {
+		return "", &exit{exitFailed, fmt.Errorf("the ticket cannot be read: %w", err)}
+	}
+	defer file.Close()
+	return readTicket(file)
+}
+
+// checkTicketFile refuses what must not be replaced, such as a device or a link.
+func checkTicketFile(name string) error {
+	if info, err := os.Lstat(name); err == nil && !info.Mode().IsRegular() {
+		return failure(&store.InvalidError{Field: "--ticket-file", Value: name, Rule: "must be a regular file"})
+	}
+	return nil
+}
+
+// writeTicketFile replaces the file as a whole, for its owner only: a reader has the old
+// ticket or the new one.
+func writeTicketFile(name, ticket string) (err error) {
+	tmp, err := os.CreateTemp(filepath.Dir(name), ".holdfast-ticket-*") // has mode 0600
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(tmp.Name())
+		}
+	}()
+	_, err = io.WriteString(tmp, ticket+"\n")
+	if cerr := tmp.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = os.Rename(tmp.Name(), name)
+	}
+	return err
+}
+
+// leaseJSON is a lease as --json prints it.
+type leaseJSON struct {
+	keyJSON
+	Token    int64  `json:"token"`
+	Owner    string `json:"owner"`
+	Deadline int64  `json:"deadline"`         // Unix time in seconds, as HOLDFAST_DEADLINE
+	Ticket   string `json:"ticket,omitempty"` // not where it goes to a file
+}
+
+// keyJSON is a key in JSON, whose strings hold no bytes that are not UTF-8.
+type keyJSON struct {
+	Key   string `json:"key"`
+	Bytes []byte `json:"key_base64,omitempty"` // the key, where it is not UTF-8
+}
+
+func jsonKey(key string) keyJSON {
+	if utf8.ValidString(key) {
+		return keyJSON{Key: key}
+	}
+	return keyJSON{Key: key, Bytes: []byte(key)}
+}
+
+// hand writes the lease down and gives it to the caller: to the file, if there is one, and
+// else to stdout. The ticket is returned also where it could not be given.
+func (f *ticketFlags) hand(lease *holdfast.Lease) (ticket string, err error) {
+	w := leaseJSON{jsonKey(lease.Key()), int64(lease.Token()), lease.Owner(), deadline(lease), ""}
+	ticket, err = lease.Ticket()
+	if err != nil {
+		return "", err
+	}
+	if f.file != "" {
+		err = writeTicketFile(f.file, ticket)
+	} else {
+		w.Ticket = ticket
+	}
+	switch {
+	case err != nil:
+	case f.json:
+		err = printJSON(w)
+	case f.file == "":
+		err = printText(ticket + "\n")
+	}
+	if err != nil {
+		err = fmt.Errorf("the ticket cannot be written: %w", err)
+	}
+	return ticket, err
+}
+
+// adopt takes over the lease of a ticket, and extends it thereby.
+func adopt(ctx context.Context, locks *holdfast.Locker, ticket string) (*holdfast.Lease, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerLimit)
+	defer cancel()
+	lease, err := locks.Adopt(ctx, ticket)
+	invalid, _ := errors.AsType[*store.InvalidError](err)
+	switch {
+	case err == nil:
+		return lease, nil
+	case errors.Is(err, holdfast.ErrLost):
+		return nil, lost(err)
+	case invalid != nil && invalid.Field == "ticket":
+		return nil, &exit{exitUsage, fmt.Errorf("%w; --store and %s must be as they were for acquire", err, storeVariable)}
+	case errors.Is(err, holdfast.ErrUnavailable), errors.Is(err, holdfast.ErrUncertain):
+		return nil, &exit{exitFailed, fmt.Errorf("%w; the ticket stays good until its ttl ends: try again", err)}
+	}
+	return nil, failure(err)
+}
+
+// lost is the end of a verb whose lease is lost.
+func lost(err error) error {
+	return &exit{exitLost, fmt.Errorf("%w; what it protected may be another's: stop the work, and acquire anew", err)}
+}
+
+// printText writes to stdout.
+func printText(text string) error {
+	_, err := io.WriteString(os.Stdout, text)
+	return err
+}
+
+// printJSON writes v to stdout, as one line.
+func printJSON(v any) error {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return printText(string(text) + "\n")
+}

@@ -1,0 +1,3 @@
+package main
+
+var watches = map[string]func(int) (<-chan struct{}, error){"pidfd": watchProcess, "start": pollProcess}

@@ -1,0 +1,5 @@
+//go:build !linux
+
+package main
+
+var watches = map[string]func(int) (<-chan struct{}, error){"": watchProcess}

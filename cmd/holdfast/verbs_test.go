@@ -1,0 +1,299 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cpuguy83/go-md2man/v2/md2man"
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/servertest"
+	"github.com/holdfast-go/holdfast/store"
+)
+
+// The scripts of the verbs, which TestScripts runs over SQLite, over Redis and Redlock. Those of
+// break have servers with a short max-ttl, since that is how long a broken key is taken.
+func TestVerbScripts(t *testing.T) {
+	for _, c := range []struct {
+		nodes  int
+		files  []string
+		params string
+	}{
+		{1, []string{"acquire", "ticket", "status", "list"}, ""},
+		{3, []string{"acquire", "ticket", "status", "list"}, ""},
+		{1, []string{"break"}, "?max-ttl=3s"},
+		{3, []string{"break"}, "?max-ttl=3s"},
+	} {
+		t.Run(strconv.Itoa(c.nodes)+" "+c.files[0], func(t *testing.T) {
+			urls := redisURLs(servertest.RedisN(t, c.nodes, aged))
+			for i := range urls {
+				urls[i] += c.params
+			}
+			params := scripts(func(env *testscript.Env) { env.Setenv("HOLDFAST_STORE", strings.Join(urls, " ")) })
+			for _, f := range c.files {
+				found, err := filepath.Glob(filepath.Join(params.Dir, f+"_*.txtar"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				params.Files = append(params.Files, found...)
+			}
+			params.Dir = ""
+			testscript.Run(t, params)
+		})
+	}
+}
+
+// verb runs holdfast and returns its exit code and output.
+func verb(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errs strings.Builder
+	cmd := exec.Command("holdfast", args...)
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &errs, 10*time.Second
+	if _, ok := errors.AsType[*exec.ExitError](cmd.Run()); !ok && cmd.ProcessState == nil {
+		t.Fatal("holdfast was not run")
+	}
+	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
+}
+
+// A lock that another library left without a ttl is shown, and broken: it is then free after
+// one max-ttl.
+func TestForeignWithoutTTL(t *testing.T) {
+	for _, n := range []int{1, 3} {
+		t.Run(strconv.Itoa(n)+" nodes", func(t *testing.T) {
+			servers := servertest.RedisN(t, n, aged)
+			for _, s := range servers {
+				if _, err := s.Do("SET", "k", "some\nvalue"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			flags := []string{"--max-ttl", "2s"}
+			for _, u := range redisURLs(servers) {
+				flags = append(flags, "--store", u)
+			}
+			on := func(args ...string) (int, string, string) { t.Helper(); return verb(t, append(args, flags...)...) }
+
+			code, out, _ := on("status", "k")
+			if code != 0 || !strings.Contains(out, "another library's lock") || !strings.Contains(out, "never by itself; holdfast break") || !strings.Contains(out, `"some\nvalue"`) {
+				t.Errorf("status: %d, %s", code, out)
+			}
+			code, out, _ = on("status", "--json", "k")
+			var j holderJSON
+			if err := json.Unmarshal([]byte(out), &j); err != nil || code != 0 || !j.NoTTL || !j.Foreign || j.Owner != "some\nvalue" || j.TTL != nil || j.State != "held" || len(j.Nodes) != n {
+				t.Errorf("status --json: %d, %v, %s", code, err, out)
+			}
+			if code, out, errs := on("break", "--owner", "some\nvalue", "k"); code != 0 || !strings.Contains(out, "it is free in ") {
+				t.Fatalf("break: %d, %s%s", code, out, errs)
+			}
+			if code, _, errs := on("run", "--ttl", "2s", "-w", "60s", "k", "--", "true"); code != 0 {
+				t.Errorf("run: %d, %s", code, errs)
+			}
+		})
+	}
+}
+
+// status tells what each node of a Redlock says, and needs a quorum of them.
+func TestStatusOfNodes(t *testing.T) {
+	servers := servertest.RedisN(t, 3, aged)
+	var flags []string
+	for _, u := range redisURLs(servers) {
+		flags = append(flags, "--store", u)
+	}
+	on := func(args ...string) (int, string, string) { t.Helper(); return verb(t, append(args, flags...)...) }
+	if code, _, errs := on("acquire", "--ttl", "30s", "--label", "me", "k"); code != 0 {
+		t.Fatal(errs)
+	}
+	servers[0].Kill()
+	code, out, errs := on("status", "k")
+	lines := map[string]string{}
+	for _, l := range strings.Split(out, "\n") {
+		if f := strings.Fields(l); len(f) > 2 && f[0] == "node" {
+			lines[f[1]] = l
+		}
+	}
+	if code != 0 || len(lines) != 3 || strings.Contains(lines[servers[0].Addr()], "vote of") || !strings.Contains(lines[servers[1].Addr()], "vote of me, ends in ") || !strings.Contains(lines[servers[2].Addr()], "vote of me") {
+		t.Errorf("one node is away: %d, %s%s", code, out, errs)
+	}
+	servers[1].Kill()
+	for _, v := range []string{"status", "break"} {
+		code, out, errs = on(v, "k")
+		if code != exitFailed || out != "" || !strings.Contains(errs, servers[0].Addr()+": ") || !strings.Contains(errs, servers[1].Addr()+": ") || strings.Count(errs, "\n") != 1 {
+			t.Errorf("%s, two nodes are away: %d, %s%s", v, code, out, errs)
+		}
+	}
+	if code, out, errs = on("list"); code != exitFailed || out != "" || !strings.Contains(errs, servers[0].Addr()) {
+		t.Errorf("list, two nodes are away: %d, %s%s", code, out, errs)
+	}
+}
+
+// Servers that take a request and do not answer hold up neither a completion nor a verb.
+func TestVerbsOnSilentServer(t *testing.T) {
+	server := servertest.Redis(t, aged)
+	proxy := servertest.NewProxy(t, server.Addr())
+	ticket := filepath.Join(t.TempDir(), "ticket")
+	url := "redis://" + proxy.Addr()
+	if code, _, errs := verb(t, "acquire", "--store", url, "--ttl", "30s", "--ticket-file", ticket, "k"); code != 0 {
+		t.Fatal(errs)
+	}
+	proxy.BlackHole()
+	for _, c := range []struct {
+		code int
+		args []string
+	}{
+		{0, []string{"__complete", "status", "--store", url, ""}},
+		{exitFailed, []string{"status", "--store", url, "k"}},
+		{exitFailed, []string{"list", "--store", url}},
+		{exitFailed, []string{"break", "--store", url, "k"}},
+		{exitFailed, []string{"extend", "--store", url, "--ticket-file", ticket}},
+		{exitFailed, []string{"release", "--store", url, "--ticket-file", ticket}},
+	} {
+		began := time.Now()
+		code, out, errs := verb(t, c.args...)
+		if code != c.code || strings.Contains(out, "k") || c.code != 0 && strings.Count(errs, "\n") != 1 {
+			t.Errorf("%v: %d, %q, %q", c.args, code, out, errs)
+		}
+		if took := time.Since(began); took > 3*answerLimit {
+			t.Errorf("%v took %v", c.args, took)
+		}
+	}
+	if proxy.Counts().BlackHoled == 0 {
+		t.Error("the black hole swallowed nothing")
+	}
+	proxy.Heal()
+	if code, _, errs := verb(t, "release", "--store", url, "--ticket-file", ticket); code != 0 {
+		t.Errorf("the ticket is of no use any more: %s", errs)
+	}
+}
+
+// A process is watched beyond its id, by both ways of Linux; see watchProcess.
+func TestWatchProcess(t *testing.T) {
+	for name, watch := range watches {
+		t.Run(name, func(t *testing.T) {
+			child := exec.Command("sleep", "60")
+			if err := child.Start(); err != nil {
+				t.Fatal(err)
+			}
+			gone, err := watch(child.Process.Pid)
+			if err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-gone:
+				t.Error("a process that lives is gone")
+			case <-time.After(300 * time.Millisecond):
+			}
+			if err := child.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-gone: // nobody has reaped it
+			case <-time.After(20 * time.Second):
+				t.Error("a process that has ended is not gone")
+			}
+			_ = child.Wait()
+			gone, err = watch(child.Process.Pid)
+			if err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-gone:
+			case <-time.After(20 * time.Second):
+				t.Error("a process that does not exist is not gone")
+			}
+		})
+	}
+}
+
+// The page of each verb has every word of its help, and what roff takes for a request is none.
+func TestManPages(t *testing.T) {
+	root := rootCommand()
+	for _, cmd := range append(verbs(root), root) {
+		page := string(md2man.Render([]byte(manPage(cmd))))
+		plain := strings.NewReplacer(`\-`, "-", `\&`, "", `\fB`, "", `\fP`, "", `\fI`, "", `\fR`, "", `\[la]`, "<", `\[ra]`, ">", `\e`, `\`, `\(aq`, "'", `\ `, " ", `\[u0060]`, "`").Replace(page)
+		words := strings.ToLower(strings.Join(strings.Fields(plain), " "))
+		for _, line := range strings.Split(cmd.Long, "\n") {
+			want := strings.ToLower(strings.TrimSuffix(strings.Join(strings.Fields(line), " "), ":"))
+			if !strings.Contains(words, want) {
+				t.Errorf("%s: the page lacks %q", cmd.Name(), want)
+			}
+		}
+		for _, line := range strings.Split(page, "\n") {
+			if strings.HasPrefix(line, "'") || regexp.MustCompile(`^\.[^A-Zn]`).MatchString(line) {
+				t.Errorf("%s: %q is a request", cmd.Name(), line)
+			}
+		}
+	}
+}
+
+func TestShown(t *testing.T) {
+	for s, want := range map[string]string{
+		"db1:4711": "db1:4711", "a b": "a b", "é": "é", "": `""`, " a": `" a"`, "a\x1b[31m": `"a\x1b[31m"`, "\xff": `"\xff"`,
+		"a\nb": `"a\nb"`, `a"b`: `"a\"b"`, "\u202e": `"\u202e"`, "\ufffd": "\"\ufffd\"",
+	} {
+		if got := shown(s); got != want {
+			t.Errorf("%q is shown as %s, want %s", s, got, want)
+		}
+	}
+}
+
+// FuzzTicketInput reads a ticket as the verbs do, by each way that there is: what is taken is a
+// ticket, and what is refused has exit code 64 and is not repeated.
+func FuzzTicketInput(f *testing.F) {
+	good := store.Ticket{Store: "s", Key: []byte("k"), Owner: "o", Token: fence.Token(7), TTL: time.Second, Boot: "b"}.String()
+	for _, s := range []string{good, good + "\n", " " + good, good[:40], good + good, "", "-", "hf1.", "hf2.AAAA", "\x00", strings.Repeat("A", maxTicket+1)} {
+		f.Add(s)
+	}
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, text string) {
+		file := filepath.Join(dir, "ticket-"+strconv.Itoa(os.Getpid()))
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		ways := map[string]func() (string, store.Ticket, error){
+			"stdin": func() (string, store.Ticket, error) {
+				return new(ticketFlags).read([]string{"-"}, strings.NewReader(text))
+			},
+			"file": func() (string, store.Ticket, error) { return (&ticketFlags{file: file}).read(nil, nil) },
+			"argument": func() (string, store.Ticket, error) {
+				return new(ticketFlags).read([]string{text}, strings.NewReader(""))
+			},
+		}
+		_, wrong := store.ParseTicket(text)
+		for name, read := range ways {
+			got, ticket, err := read()
+			if err == nil {
+				if wrong != nil || got != text || ticket.TTL <= 0 {
+					t.Errorf("%s: %q is taken", name, text)
+				}
+				continue
+			}
+			e, ok := errors.AsType[*exit](err)
+			switch {
+			case !ok || e.code != exitUsage || !errors.Is(err, store.ErrInvalid):
+				t.Errorf("%s: %q is refused with %v", name, text, err)
+			case wrong == nil && len(text) <= maxTicket:
+				t.Errorf("%s: a good ticket is refused: %v", name, err)
+			case strings.Contains(err.Error(), "\n") || len(text) > 20 && strings.Contains(err.Error(), text):
+				t.Errorf("%s: %q is refused in %q", name, text, err)
+			}
+		}
+	})
+}
+
+// A store that cannot tell who holds a key says so.
+func TestNoInspector(t *testing.T) {
+	_, err := (&opened{Store: plainStore{}}).inspector()
+	if e, ok := errors.AsType[*exit](err); !ok || e.code != exitFailed || !errors.Is(err, store.ErrUnsupported) {
+		t.Errorf("%v", err)
+	}
+}
+
+type plainStore struct{ store.Store }
