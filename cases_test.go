@@ -2,6 +2,7 @@ package holdfast
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 )
@@ -55,4 +56,32 @@ func TestWaiterBesideLongWork(t *testing.T) {
 			})
 		})
 	}
+}
+
+// EVI-05: what a Locker remembers of keys is bounded, and a lease that is held is no part of
+// it: it stays extended, refused to others of the process, and releasable.
+func TestHeldLeaseIsNeverForgotten(t *testing.T) {
+	bubble(t, Options{Observer: noObserver{}}, func(b *bed) {
+		l := b.acquire("k")
+		for i := range 2*tokensKept + 1000 {
+			b.release(b.acquire(fmt.Sprint("other", i)))
+			if i%1000 == 0 {
+				time.Sleep(DefaultTTL)
+			}
+		}
+		if l.Err() != nil || b.holder("k") != l.Owner() {
+			t.Fatalf("the lease is %v, and %q holds the key", l.Err(), b.holder("k"))
+		}
+		_, err := b.locks.TryAcquire(b.ctx, "k")
+		want(t, err, ErrHeld)
+		if err := l.Extend(b.ctx); err != nil {
+			t.Error(err)
+		}
+		b.release(l)
+		if next := b.acquire("k"); next.Token() <= l.Token() {
+			t.Errorf("token %v after %v", next.Token(), l.Token())
+		} else {
+			b.release(next)
+		}
+	})
 }
