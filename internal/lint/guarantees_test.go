@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -11,32 +12,59 @@ import (
 // TestGuaranteesAreTested shows that each test that GUARANTEES.md names exists, that each
 // rule it lists has a scenario, and that `make test` builds with the tags that they need.
 func TestGuaranteesAreTested(t *testing.T) {
-	makefile := text(t, "Makefile")
 	scenarios := text(t, "conformance/rules/rules_test.go")
-	named := regexp.MustCompile("`([a-z]+)\\.(Test\\w+)`((?: [A-Z]\\b)*)").FindAllStringSubmatch(text(t, "GUARANTEES.md"), -1)
-	if len(named) < 10 {
-		t.Fatalf("found %d tests in GUARANTEES.md: the pattern is wrong", len(named))
-	}
-	for _, n := range named {
-		file := declaring(t, directoryOf(n[1]), n[2])
-		if file == "" {
-			t.Errorf("GUARANTEES.md names %s.%s, which is not in %s", n[1], n[2], directoryOf(n[1]))
-			continue
-		}
-		tag := regexp.MustCompile(`(?m)^//go:build (holdfast_\w+)$`).FindStringSubmatch(text(t, file))
-		if tag != nil && !strings.Contains(makefile, "-tags "+tag[1]) {
-			t.Errorf("%s needs the tag %s, which the Makefile never sets", file, tag[1])
-		}
-		for _, rule := range strings.Fields(n[3]) {
+	for _, n := range namedTests(t, "GUARANTEES.md") {
+		n.check(t)
+		for _, rule := range n.rules {
 			if !strings.Contains(scenarios, "\t{\""+rule+"\", ") {
-				t.Errorf("GUARANTEES.md says that %s shows rule %s, which has no scenario", n[2], rule)
+				t.Errorf("GUARANTEES.md says that %s shows rule %s, which has no scenario", n.test, rule)
 			}
 		}
 	}
 }
 
-// directoryOf returns where the tests of a package lie, by the name that GUARANTEES.md has
-// for it.
+// named is a test that a document names as `package.TestName`, a script of the command's as
+// `cmd.TestScripts/name`. Letters behind it are rules of the protocol.
+type named struct {
+	document, pkg, test, script string
+	rules                       []string
+}
+
+var namedPattern = regexp.MustCompile("`([a-z]+)\\.((?:Test|Fuzz)\\w+)(?:/(\\w+))?`((?: [A-Z]\\b)*)")
+
+// namedTests returns the tests that a document names.
+func namedTests(t *testing.T, document string) (all []named) {
+	t.Helper()
+	for _, m := range namedPattern.FindAllStringSubmatch(text(t, document), -1) {
+		all = append(all, named{document, m[1], m[2], m[3], strings.Fields(m[4])})
+	}
+	if len(all) < 10 {
+		t.Fatalf("found %d tests in %s: the pattern is wrong", len(all), document)
+	}
+	return all
+}
+
+// check complains where the test does not exist, or needs a build tag that `make test` does
+// not set.
+func (n named) check(t *testing.T) {
+	t.Helper()
+	dir := directoryOf(n.pkg)
+	file := declaring(t, dir, n.test)
+	if file == "" {
+		t.Errorf("%s names %s.%s, which is not in %s", n.document, n.pkg, n.test, dir)
+		return
+	}
+	tag := regexp.MustCompile(`(?m)^//go:build (holdfast_\w+)$`).FindStringSubmatch(text(t, file))
+	if tag != nil && !strings.Contains(text(t, "Makefile"), "-tags "+tag[1]) {
+		t.Errorf("%s needs the tag %s, which the Makefile never sets", file, tag[1])
+	}
+	if n.script != "" && !exists(filepath.Join(dir, "testdata/script", n.script+".txtar")) {
+		t.Errorf("%s names the script %s, which %s does not have", n.document, n.script, dir)
+	}
+}
+
+// directoryOf returns where the tests of a package lie, by the name that documents have for
+// it: the last part of its path. One in conformance/ comes first.
 func directoryOf(name string) string {
 	switch name {
 	case "holdfast":
@@ -44,7 +72,13 @@ func directoryOf(name string) string {
 	case "cmd":
 		return "cmd/holdfast"
 	}
-	return "conformance/" + name
+	dirs := []string{"conformance/" + name, name, "store/" + name, "redlock/" + name}
+	return dirs[max(0, slices.IndexFunc(dirs, exists))]
+}
+
+func exists(name string) bool {
+	_, err := os.Stat(filepath.Join(root, name))
+	return err == nil
 }
 
 // declaring returns the file of dir that declares a test, "" where none does.
@@ -59,7 +93,7 @@ func declaring(t *testing.T, dir, test string) string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if strings.Contains(text(t, name), "\nfunc "+test+"(t *testing.T) {") {
+		if regexp.MustCompile(`(?m)^func ` + test + `\(\w+ \*testing\.[TF]\) \{`).MatchString(text(t, name)) {
 			return name
 		}
 	}
