@@ -39,7 +39,8 @@ Output with --json, one object:
 
 Exit codes:
   0    KEY is held, and the ticket was written
-  1    another holds KEY (--nonblock, or --wait ran out); --conflict-exit-code
+  1    another holds KEY (--nonblock, or --wait ran out), or a run around this one
+       does; --conflict-exit-code
   64   the command line is wrong
   125  holdfast failed; also where the store cannot be reached
   128+n  signal n came while waiting; nothing is held`
@@ -47,7 +48,8 @@ Exit codes:
 // acquireFlags are the flags of acquire.
 type acquireFlags struct {
 	claimFlags
-	ticket ticketFlags
+	ticket  ticketFlags
+	verbose bool
 }
 
 func acquireCommand() *cobra.Command {
@@ -70,6 +72,7 @@ func acquireCommand() *cobra.Command {
 	f.claimFlags.add(flags, "time until which extend must be called")
 	f.ticket.addFile(flags, "write the ticket to `FILE`, with mode 0600, and not to the standard output")
 	f.ticket.addJSON(flags)
+	flags.BoolVarP(&f.verbose, "verbose", "v", false, "also say what goes well: acquired with which token")
 	flags.SortFlags = false
 	return cmd
 }
@@ -101,7 +104,7 @@ func (f *acquireFlags) run(ctx context.Context, key string) error {
 	if _, ok := st.Store.(store.Adopter); !ok {
 		return &exit{exitFailed, fmt.Errorf("%w: this store has no tickets; use holdfast run", holdfast.ErrUnsupported)}
 	}
-	report := newReporter(key)
+	report := startReporter(key, st.Store, false, f.verbose)
 	locks, err := holdfast.New(st.Store, &holdfast.Options{TTL: f.ttl, NoExtend: true, Label: f.callerLabel(), Observer: report})
 	if err != nil {
 		return failure(err)
@@ -109,7 +112,7 @@ func (f *acquireFlags) run(ctx context.Context, key string) error {
 	ignorePipe()
 	signals := make(chan os.Signal, 16)
 	catch(signals, ending)
-	lease, err := f.acquire(ctx, locks, key, signals)
+	lease, err := f.await(ctx, locks, report, signals)
 	report.waited()
 	if err != nil {
 		return err
@@ -146,4 +149,4 @@ func (f *acquireFlags) callerLabel() string {
 }
 
 // deadline is the Unix time in seconds until which a lease holds unless it is extended.
-func deadline(lease *holdfast.Lease) int64 { return time.Now().Add(lease.Validity()).Unix() }
+func deadline(lease *holdfast.Lease) float64 { return unixTime(time.Now().Add(lease.Validity())) }

@@ -74,6 +74,17 @@ func completeKey(stores *storeFlags) cobra.CompletionFunc {
 	}
 }
 
+// completeRun completes KEY, and leaves CMD to the shell.
+func completeRun(stores *storeFlags) cobra.CompletionFunc {
+	key := completeKey(stores)
+	return func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveDefault
+		}
+		return key(cmd, args, word)
+	}
+}
+
 // heldKeys returns keys that are held, as far as the store tells them. It makes no store
 // where there is none.
 func heldKeys(ctx context.Context, stores storeFlags, prefix string) (keys []string) {

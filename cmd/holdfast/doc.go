@@ -5,4 +5,23 @@
 // CMD runs while this process, and no other one, holds KEY. The lease is extended for as
 // long as CMD runs; when it is lost, CMD is ended before another can hold KEY. See
 // holdfast run --help for the stores, the environment of CMD and the exit codes.
+//
+// The other verbs:
+//
+//	acquire KEY         acquires KEY and prints a ticket, for scripts that work in steps
+//	extend [TICKET]     extends the lease and prints the ticket anew; --while-pid PID keeps
+//	                    the lease while a process lives
+//	release [TICKET]    releases the lease
+//	status KEY          tells who holds KEY
+//	list [PREFIX]       lists the keys that are held
+//	break KEY           takes KEY from its holder, without ever letting two hold it
+//	bench               measures a store
+//	completion SHELL    prints the completion script of bash, zsh, fish or powershell
+//	man [VERB]          prints a manual page
+//	version             prints the version
+//
+// A ticket is a secret; it is read from a file, the standard input or HOLDFAST_TICKET, so that
+// no list of processes shows it. The exit codes mean the same for all verbs: 1 another holds the
+// key, 2 nobody does (status, break), 64 the command line is wrong, 75 the lease is lost, 125
+// holdfast failed, 128+n a signal came.
 package main

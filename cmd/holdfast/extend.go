@@ -116,8 +116,7 @@ func (f *extendFlags) watch(ctx context.Context, st *opened, key, ticket string)
 	if err != nil {
 		return &exit{exitFailed, fmt.Errorf("process %d cannot be watched: %w", f.whilePID, err)}
 	}
-	report := newReporter(key)
-	report.waited()
+	report := makeReporter(key)
 	locks, err := holdfast.New(st.Store, &holdfast.Options{Observer: report})
 	if err != nil {
 		return failure(err)

@@ -108,7 +108,7 @@ type holderJSON struct {
 	Label   string     `json:"label,omitempty"`
 	Owner   string     `json:"owner,omitempty"`
 	Token   int64      `json:"token,omitempty"`
-	Since   int64      `json:"since,omitempty"`
+	Since   float64    `json:"since,omitempty"`
 	TTL     *float64   `json:"ttl,omitempty"`
 	NoTTL   bool       `json:"no_ttl,omitempty"`
 	Foreign bool       `json:"foreign,omitempty"`
@@ -119,7 +119,7 @@ func jsonHolder(h store.Holder, nodes []nodeVote) holderJSON {
 	j := holderJSON{keyJSON: jsonKey(h.Key), State: state(h), Label: h.Label, Owner: h.Owner, Token: int64(h.Token),
 		TTL: seconds(h), NoTTL: h.NoTTL, Foreign: h.Foreign, Nodes: nodes}
 	if h.Held > 0 {
-		j.Since = time.Now().Add(-h.Held).Unix()
+		j.Since = unixTime(time.Now().Add(-h.Held))
 	}
 	return j
 }

@@ -72,10 +72,29 @@ func run(args []string) int {
 	return e.code
 }
 
+const rootHelp = `Distributed locks that stay correct when a lock service alone cannot.
+
+  holdfast run KEY -- CMD    runs CMD while no other process holds KEY. This is what
+                             most need
+  acquire, extend, release   the same in steps, for scripts, with a ticket
+  status, list, break        who holds what; take a key from its holder
+  bench                      measure a store
+
+Locks are in a store: a SQLite file of this machine, a Redis server, or several for
+Redlock; holdfast run --help tells how to name it. The exit codes mean the same
+everywhere:
+  1    another holds the key
+  2    nobody holds the key that status or break was asked about
+  64   the command line is wrong
+  75   the lease is lost
+  125  holdfast failed; also where the store cannot be reached
+  128+n  signal n came`
+
 func rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "holdfast",
 		Short:         "Distributed locks that stay correct when a lock service alone cannot",
+		Long:          rootHelp,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          cobra.NoArgs,

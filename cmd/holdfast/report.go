@@ -77,11 +77,16 @@ func makeReporter(key string) *reporter {
 		acquired: make(chan struct{}), told: make(chan struct{})}
 }
 
-// reporter begins to tell of a wait as the flags say. The store is asked who holds the
-// key, if it can tell.
+// reporter begins to tell of a wait as the flags say.
 func (f *runFlags) reporter(key string, st store.Store) *reporter {
+	return startReporter(key, st, f.json, f.verbose)
+}
+
+// startReporter begins to tell of a wait. The store is asked who holds the key, if it can
+// tell.
+func startReporter(key string, st store.Store, json, verbose bool) *reporter {
 	r := makeReporter(key)
-	r.json, r.verbose = f.json, f.verbose
+	r.json, r.verbose = json, verbose
 	t := &teller{r: r, began: time.Now()}
 	if !r.json && stderr.isTerminal() {
 		inspector, _ := st.(store.Inspector)

@@ -96,10 +96,11 @@ type runFlags struct {
 func runCommand() *cobra.Command {
 	var f runFlags
 	cmd := &cobra.Command{
-		Use:     "run [flags] KEY -- CMD [ARGS]",
-		Short:   "Run a command while holding a key",
-		Long:    runHelp,
-		Example: "  holdfast run nightly -- ./backup.sh\n  holdfast run --nonblock --store redis://10.0.0.1 report -- make report",
+		Use:               "run [flags] KEY -- CMD [ARGS]",
+		Short:             "Run a command while holding a key",
+		Long:              runHelp,
+		Example:           "  holdfast run nightly -- ./backup.sh\n  holdfast run --nonblock --store redis://10.0.0.1 report -- make report",
+		ValidArgsFunction: completeRun(&f.store),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			key, argv, err := splitArgs(args, cmd.ArgsLenAtDash())
 			if err != nil {
@@ -230,11 +231,6 @@ func catch(to chan<- os.Signal, signals []os.Signal) {
 	if len(signals) > 0 { // Notify takes none for all
 		signal.Notify(to, signals...)
 	}
-}
-
-// acquire waits as the flags say. A signal ends it; then nothing is held.
-func (f *claimFlags) acquire(ctx context.Context, locks *holdfast.Locker, key string, signals <-chan os.Signal) (*holdfast.Lease, error) {
-	return f.await(ctx, locks, makeReporter(key), signals)
 }
 
 // await waits as the flags say. A signal ends it; then nothing is held. The report is the

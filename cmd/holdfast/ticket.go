@@ -133,10 +133,10 @@ func writeTicketFile(name, ticket string) (err error) {
 // leaseJSON is a lease as --json prints it.
 type leaseJSON struct {
 	keyJSON
-	Token    int64  `json:"token"`
-	Owner    string `json:"owner"`
-	Deadline int64  `json:"deadline"`         // Unix time in seconds, as HOLDFAST_DEADLINE
-	Ticket   string `json:"ticket,omitempty"` // not where it goes to a file
+	Token    int64   `json:"token"`
+	Owner    string  `json:"owner"`
+	Deadline float64 `json:"deadline"`         // Unix time in seconds
+	Ticket   string  `json:"ticket,omitempty"` // not where it goes to a file
 }
 
 // keyJSON is a key in JSON, whose strings hold no bytes that are not UTF-8.
