@@ -17,7 +17,7 @@ RULES    = -tags holdfast_rules github.com/holdfast-go/holdfast/conformance/rule
 # Both, the second also where the first has failed.
 tests    = set -x; failed=0; $(1) $(RULES) || failed=1; $(1) $(ALL) || failed=1; exit $$failed
 
-.PHONY: help deps test race soak check fmt vet staticcheck cross modules fuzz bench
+.PHONY: help deps test race soak check fmt vet staticcheck cross modules static release fuzz bench
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,7 +34,7 @@ race: deps ## the same under the race detector
 soak: deps ## the same with full counts, printing their figures
 	@$(call tests,HOLDFAST_SOAK=1 $(REQUIRE) $(GOTEST) -v -p 1 -timeout 3h)
 
-check: fmt vet staticcheck cross modules ## everything that needs no server
+check: fmt vet staticcheck cross modules static ## everything that needs no server
 
 fmt: ## fail where gofmt would change a file
 	@files=$$(gofmt -l .); test -z "$$files" || { echo "gofmt would change:"; echo "$$files"; exit 1; }
@@ -55,6 +55,12 @@ modules: ## each module alone: tidy, builds without go.work, libraries with the 
 	@set -e; for dir in $$(go list -m -f '{{.Dir}}'); do echo "module $$dir"; cd $$dir; \
 		GOWORK=off go mod tidy -diff; GOWORK=off go build -o /dev/null ./...; \
 		if grep -q '^go 1\.25' go.mod; then GOTOOLCHAIN=$(OLDGO) GOWORK=off go build ./...; fi; done
+
+static: ## the command as it is released: one static binary that needs nothing to run
+	@.ci/release --try
+
+release: ## build the release archives and SHA256SUMS into dist
+	@.ci/release dist
 
 fuzz: ## fuzz every fuzz function for FUZZTIME
 	@.ci/fuzz $(FUZZTIME)

@@ -23,8 +23,14 @@ func versionCommand() *cobra.Command {
 	}
 }
 
+// releaseVersion is the version of a binary from .ci/release, which the linker sets.
+var releaseVersion string
+
 // version is what the build says of itself: the module's version, or the commit.
 func version() string {
+	if releaseVersion != "" {
+		return releaseVersion
+	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return "unknown"
