@@ -21,8 +21,10 @@ import (
 // QUO-04: one of three nodes refuses connections. Acquired by the two others, with the error
 // of the third told to the Observer; with two refused nothing is left on the third.
 func TestRefusedNodeIsTold(t *testing.T) {
+	t.Parallel()
 	for _, c := range kit.Clients {
 		t.Run(c.Name, func(t *testing.T) {
+			t.Parallel()
 			b := newBed(t, c, 3, holdfast.Options{})
 			b.proxies[0].Refuse()
 			lease := kit.Acquire(t, b.locks, "k")
@@ -110,8 +112,10 @@ func TestTwoContend(t *testing.T) {
 // QUO-07: one of three nodes is down for long, then comes back empty. Everything goes on in
 // time, nobody storms it with connections, and it joins in again by itself.
 func TestNodeDownForLong(t *testing.T) {
+	t.Parallel()
 	for _, c := range kit.Clients {
 		t.Run(c.Name, func(t *testing.T) {
+			t.Parallel()
 			b := newBed(t, c, 3, holdfast.Options{})
 			kit.Warm(t, b.locks)
 			down := time.Duration(kit.Count(3, 120)) * time.Second
@@ -423,7 +427,9 @@ func churn() {
 
 // TTL-06: a holder is killed at random moments. No record of a lock is ever without an end.
 func TestKilledHolderLeavesNothingEndless(t *testing.T) {
+	t.Parallel()
 	kit.Each(t, []int{1, 5}, func(t *testing.T, c kit.Client, n int) {
+		t.Parallel()
 		servers := kit.Servers(t, n)
 		left := 0
 		kills := kit.Count(5, 250) // in each of four

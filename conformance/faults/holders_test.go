@@ -20,11 +20,12 @@ import (
 // its context. That ends before the last confirmed promise does, with the cause; the lease
 // asks for nothing afterwards, and what is left of it on the nodes lapses by itself.
 func TestLostMajorityEndsTheContext(t *testing.T) {
+	t.Parallel()
 	servertest.CanPause(t)
 	for _, c := range kit.Clients {
 		t.Run(c.Name, func(t *testing.T) {
 			t.Parallel()
-			const short = 3 * time.Second
+			const short = 2 * time.Second
 			b := newBed(t, c, 3, holdfast.Options{TTL: short})
 			lease := kit.Acquire(t, b.locks, "k")
 			ctx := lease.Context(t.Context())
@@ -62,6 +63,7 @@ func TestLostMajorityEndsTheContext(t *testing.T) {
 // QUO-01: the holder dies, and then two of three nodes, for longer than its ttl. A waiter
 // waits for both, and has the key soon after the nodes are back.
 func TestWaiterOutlivesALostQuorum(t *testing.T) {
+	t.Parallel()
 	for _, c := range kit.Clients {
 		t.Run(c.Name, func(t *testing.T) {
 			t.Parallel()
@@ -137,6 +139,7 @@ func (r *register) write(token holdfast.Token) bool {
 // before another is granted the key, and no write of it passes the check of tokens after the
 // first one of that other.
 func TestCheckRefusesACutOffHolder(t *testing.T) {
+	t.Parallel()
 	kit.Each(t, []int{1, 3}, func(t *testing.T, c kit.Client, n int) {
 		t.Parallel()
 		const short = 2 * time.Second
@@ -198,6 +201,7 @@ func TestCheckRefusesACutOffHolder(t *testing.T) {
 // sold twice; and every customer that was too slow had its context cancelled and is told so at
 // the release, which takes the key from nobody else.
 func TestStockIsNotOversold(t *testing.T) {
+	t.Parallel()
 	for _, c := range kit.Clients {
 		t.Run(c.Name, func(t *testing.T) {
 			t.Parallel()
@@ -285,6 +289,7 @@ func buy() {
 // goes on, its votes have lapsed and another holds the key: the answers that it then reads are
 // no grant, and what it gives back is not the other's.
 func TestStoppedWithAnswersOnTheirWay(t *testing.T) {
+	t.Parallel()
 	servertest.CanPause(t)
 	kit.Each(t, []int{1, 3}, func(t *testing.T, c kit.Client, n int) {
 		t.Parallel()
@@ -346,6 +351,7 @@ func (b *bed) stopWithAnswersOnTheirWay(t *testing.T, key string) bool {
 // CLK-06, class 9: a holder is killed. A process that comes later and tries just once, after
 // the ttl, has the key at once: it need not have watched.
 func TestTryTakesOverFromADeadHolder(t *testing.T) {
+	t.Parallel()
 	kit.Each(t, []int{1, 3}, func(t *testing.T, c kit.Client, n int) {
 		t.Parallel()
 		b := newBed(t, c, n, holdfast.Options{})
@@ -376,6 +382,7 @@ func TestTryTakesOverFromADeadHolder(t *testing.T) {
 // Classes 6 and 11: a lease lives on after the context of its Acquire has ended, and while
 // another goroutine waits for a busy key, whose wait ends when it is told to.
 func TestLeaseOutlivesItsAcquire(t *testing.T) {
+	t.Parallel()
 	kit.Each(t, []int{1, 3}, func(t *testing.T, c kit.Client, n int) {
 		t.Parallel()
 		const short = time.Second
@@ -415,6 +422,7 @@ func TestLeaseOutlivesItsAcquire(t *testing.T) {
 // R8: options are not used up. Two waits under the same ones are equally long, and both ask
 // more than once.
 func TestOptionsAreNotUsedUp(t *testing.T) {
+	t.Parallel()
 	for _, c := range kit.Clients {
 		t.Run(c.Name, func(t *testing.T) {
 			t.Parallel()
@@ -445,6 +453,7 @@ func TestOptionsAreNotUsedUp(t *testing.T) {
 // R7, TTL-03, class 15: a ttl that a server cannot keep is refused before anything is sent.
 // Zero is no "without end": it is refused by the store, and is the default of a Locker.
 func TestTTLThatCannotBeKept(t *testing.T) {
+	t.Parallel()
 	for _, c := range kit.Clients {
 		t.Run(c.Name, func(t *testing.T) {
 			t.Parallel()

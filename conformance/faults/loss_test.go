@@ -214,6 +214,7 @@ func grantedAfterWait(t *testing.T, claim store.Claim) (store.Grant, error) {
 // SLO-03: nodes that answer after the end of the lease do not make it valid, nor is it ever
 // called valid later than its deadline.
 func TestLateAnswersReviveNothing(t *testing.T) {
+	t.Parallel()
 	for _, c := range kit.Clients {
 		t.Run(c.Name, func(t *testing.T) {
 			t.Parallel()

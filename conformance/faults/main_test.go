@@ -20,7 +20,7 @@ const (
 var redlockOptions = redlock.Options{NodeTimeout: nodeTimeout}
 
 func TestMain(m *testing.M) {
-	_ = flag.Set("test.parallel", "4") // they mostly wait
+	_ = flag.Set("test.parallel", "6") // they mostly wait
 	kit.Main(m, map[string]func(){"hold": hold, "churn": churn, "buy": buy, "owners": owners})
 }
 

@@ -17,6 +17,7 @@ import (
 // holder without an end, by name, and never overwritten; data written over a lock end the
 // lease and are not deleted by its release.
 func TestDataUnderTheNameOfALock(t *testing.T) {
+	t.Parallel()
 	kit.Each(t, []int{1, 3}, func(t *testing.T, c kit.Client, n int) {
 		t.Parallel()
 		b := newBed(t, c, n, holdfast.Options{TTL: 2 * time.Second, ExtendEvery: 200 * time.Millisecond})
@@ -66,6 +67,7 @@ func TestDataUnderTheNameOfALock(t *testing.T) {
 
 // KEY-05: two deployments with prefixes of their own share servers and key, and do not meet.
 func TestPrefixesKeepDeploymentsApart(t *testing.T) {
+	t.Parallel()
 	kit.Each(t, []int{1, 3}, func(t *testing.T, c kit.Client, n int) {
 		t.Parallel()
 		servers := kit.Servers(t, n)
@@ -93,6 +95,7 @@ func TestPrefixesKeepDeploymentsApart(t *testing.T) {
 // more in a script. A node with such a mark gives no vote and keeps nothing; the others go on,
 // with tokens that rise and stand on the servers digit by digit.
 func TestMarksBeyondAnyClock(t *testing.T) {
+	t.Parallel()
 	kit.Each(t, []int{1, 3}, func(t *testing.T, c kit.Client, n int) {
 		t.Parallel()
 		b := newBed(t, c, n, holdfast.Options{})
@@ -171,6 +174,7 @@ func owners() {
 // FRK-02, TOK-06: processes that start at the same moment, and all call themselves worker-1,
 // share no owner: no random part of one, and no channel of its process.
 func TestOwnersOfManyProcesses(t *testing.T) {
+	t.Parallel()
 	servers := kit.Servers(t, 1)
 	var children []*kit.Process
 	for i := range kit.Count(8, 64) {
@@ -207,6 +211,7 @@ func TestOwnersOfManyProcesses(t *testing.T) {
 
 // TOK-06: a label that two processes share makes neither the holder of what the other holds.
 func TestSharedLabelIsNoOwner(t *testing.T) {
+	t.Parallel()
 	kit.Each(t, []int{1, 3}, func(t *testing.T, c kit.Client, n int) {
 		t.Parallel()
 		b := newBed(t, c, n, holdfast.Options{Label: "worker-1"})
@@ -225,6 +230,7 @@ func TestSharedLabelIsNoOwner(t *testing.T) {
 // A release finds what stands on the servers while it is executed, also where the key has
 // become something else than a string.
 func TestReleaseOfAKeyOfAnotherKind(t *testing.T) {
+	t.Parallel()
 	kit.Each(t, []int{1, 3}, func(t *testing.T, c kit.Client, n int) {
 		t.Parallel()
 		b := newBed(t, c, n, holdfast.Options{})

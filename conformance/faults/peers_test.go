@@ -21,35 +21,36 @@ import (
 // R2, class 3: the caller's context ends while most nodes are slow. The call returns then, and nothing
 // is left on any node long before the ttl ends.
 func TestSlowNodesAndAShortContext(t *testing.T) {
-	for _, c := range kit.Clients {
-		t.Run(c.Name, func(t *testing.T) {
-			b := newBed(t, c, 3, holdfast.Options{})
-			kit.Warm(t, b.locks)
-			for _, p := range b.proxies[:2] {
-				p.Delay(nodeTimeout / 5)
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), nodeTimeout/10)
-			defer cancel()
-			var err error
-			d := took(func() { _, err = b.locks.Acquire(ctx, "k") })
-			if !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("Acquire: %v, want DeadlineExceeded", err)
-			}
-			if d > nodeTimeout {
-				t.Errorf("Acquire took %v, its context ended after %v", d, nodeTimeout/10)
-			}
-			kit.NoKeys(t, ttl/4, b.servers)
-			if b.proxies[0].Counts().Delayed == 0 {
-				t.Error("nothing was slow: the test shows nothing")
-			}
-		})
-	}
+	t.Parallel()
+	kit.Each(t, []int{1, 3}, func(t *testing.T, c kit.Client, n int) {
+		t.Parallel()
+		b := newBed(t, c, n, holdfast.Options{})
+		kit.Warm(t, b.locks)
+		for _, p := range b.proxies[:n/2+1] {
+			p.Delay(nodeTimeout / 5)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), nodeTimeout/10)
+		defer cancel()
+		var err error
+		d := took(func() { _, err = b.locks.Acquire(ctx, "k") })
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Acquire: %v, want DeadlineExceeded", err)
+		}
+		if d > nodeTimeout {
+			t.Errorf("Acquire took %v, its context ended after %v", d, nodeTimeout/10)
+		}
+		kit.NoKeys(t, ttl/4, b.servers)
+		if b.proxies[0].Counts().Delayed == 0 {
+			t.Error("nothing was slow: the test shows nothing")
+		}
+	})
 }
 
 // R3: a lease is released while a slow node has not had its VOTE yet. The VOTE that comes
 // after the RELEASE leaves no vote there. The RELEASE goes by another connection: by one of a
 // pool, or when rueidis gives up the one that the VOTE is on.
 func TestVoteThatComesAfterItsRelease(t *testing.T) {
+	t.Parallel()
 	for _, c := range kit.Clients {
 		t.Run(c.Name, func(t *testing.T) {
 			t.Parallel()
@@ -100,7 +101,9 @@ func TestVoteThatComesAfterItsRelease(t *testing.T) {
 
 // R4, class 5, OWN-01: A's lease lapses, B takes the key and gives it back, A extends. A learns of the loss.
 func TestExtendAfterAnotherHolder(t *testing.T) {
+	t.Parallel()
 	kit.Each(t, []int{1, 3}, func(t *testing.T, c kit.Client, n int) {
+		t.Parallel()
 		b := newBed(t, c, n, holdfast.Options{})
 		s := b.store(t, kit.Addrs(b.servers))
 		// Beneath the Locker, which would not even ask: the store itself must refuse.
@@ -128,7 +131,9 @@ func TestExtendAfterAnotherHolder(t *testing.T) {
 
 // R5, classes 3, 10 and 14, OWN-04, CTX-01: what a lease says after its end, and what a second or a cancelled Release does.
 func TestAfterRelease(t *testing.T) {
+	t.Parallel()
 	kit.Each(t, []int{1, 3}, func(t *testing.T, c kit.Client, n int) {
+		t.Parallel()
 		b := newBed(t, c, n, holdfast.Options{})
 		lease := kit.Acquire(t, b.locks, "k")
 		cancelled, cancel := context.WithCancel(t.Context())
@@ -152,6 +157,7 @@ func TestAfterRelease(t *testing.T) {
 // R10, class 8: the servers' clock is 10 s ahead of the client's, or 30 s behind: the ttl on the server
 // is what was asked for, and another is refused.
 func TestClientClockIsOff(t *testing.T) {
+	t.Parallel()
 	for _, offset := range []time.Duration{10 * time.Second, -30 * time.Second, 365 * 24 * time.Hour} {
 		kit.Each(t, []int{1, 3}, func(t *testing.T, c kit.Client, n int) {
 			b := newBed(t, c, n, holdfast.Options{})

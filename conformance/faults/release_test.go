@@ -17,6 +17,7 @@ import (
 // takes the key; the late release of the first says that it was lost and frees nobody. On
 // three nodes the second one has two.
 func TestLateReleaseFreesNobody(t *testing.T) {
+	t.Parallel()
 	kit.Each(t, []int{1, 3}, func(t *testing.T, c kit.Client, n int) {
 		t.Parallel()
 		b := newBed(t, c, n, holdfast.Options{})
@@ -63,6 +64,7 @@ func TestLateReleaseFreesNobody(t *testing.T) {
 // OWN-03: the network breaks during a release. It says so, the lease stays releasable, and
 // what else the locker holds is untouched.
 func TestReleaseIntoABrokenNetwork(t *testing.T) {
+	t.Parallel()
 	kit.Each(t, []int{1, 3}, func(t *testing.T, c kit.Client, n int) {
 		t.Parallel()
 		b := newBed(t, c, n, holdfast.Options{})
@@ -107,6 +109,7 @@ func TestReleaseIntoABrokenNetwork(t *testing.T) {
 // Class 4: the servers delete the votes, the replies get lost and the connections break. A
 // client library that then sent the RELEASE again would find no vote; the lease was not lost.
 func TestReleaseWhoseReplyIsLost(t *testing.T) {
+	t.Parallel()
 	kit.Each(t, []int{1, 3}, func(t *testing.T, c kit.Client, n int) {
 		t.Parallel()
 		b := newBed(t, c, n, holdfast.Options{})
@@ -181,6 +184,7 @@ func (b *bed) acquireEverywhere(t *testing.T, key string) (lease *holdfast.Lease
 // Class 4, QUO-04: every node votes, and the replies get lost. The attempt says that it is not
 // known whether it was granted, and is undone on all nodes long before the ttl ends.
 func TestVotesWhoseRepliesAreLost(t *testing.T) {
+	t.Parallel()
 	kit.Each(t, []int{1, 3}, func(t *testing.T, c kit.Client, n int) {
 		t.Parallel()
 		b := newBed(t, c, n, holdfast.Options{})
@@ -212,6 +216,7 @@ func TestVotesWhoseRepliesAreLost(t *testing.T) {
 // R6, class 7, OWN-09: an owner is compared whole. A vote of somebody else, whose owner may
 // even begin as ours does, is neither extended nor released, and the lease is lost.
 func TestOwnersAreComparedWhole(t *testing.T) {
+	t.Parallel()
 	kit.Each(t, []int{1, 3}, func(t *testing.T, c kit.Client, n int) {
 		t.Parallel()
 		const rivalTTL = 30 * time.Second
