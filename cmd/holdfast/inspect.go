@@ -26,17 +26,24 @@ func (o *opened) inspector() (store.Inspector, error) {
 	return nil, &exit{exitFailed, fmt.Errorf("%w: this store cannot tell who holds a key", store.ErrUnsupported)}
 }
 
+// inspectTries: the first contact may take longer than a server has for an answer.
+const inspectTries = 3
+
 // inspectKey asks who holds a key, and whose vote each server has, where the store
 // tells that.
 func inspectKey(ctx context.Context, i store.Inspector, key string) (store.Holder, []nodeVote, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerLimit)
 	defer cancel()
-	var nodes nodeVotes
-	h, err := i.Inspect(store.WithTrace(ctx, nodes.tell), key)
-	if err != nil {
-		return h, nil, failure(asked("status", key, err))
+	for try := 1; ; try++ {
+		var nodes nodeVotes
+		h, err := i.Inspect(store.WithTrace(ctx, nodes.tell), key)
+		switch {
+		case err == nil:
+			return h, nodes.sorted(), nil
+		case try == inspectTries || !errors.Is(err, store.ErrUnavailable):
+			return h, nil, failure(asked("status", key, err))
+		}
 	}
-	return h, nodes.sorted(), nil
 }
 
 // asked wraps an error of a store with what was asked.

@@ -178,11 +178,26 @@ func (f *ticketFlags) hand(lease *holdfast.Lease) (ticket string, err error) {
 	return ticket, err
 }
 
-// adopt takes over the lease of a ticket, and extends it thereby.
+// adoptPause is between two attempts to adopt.
+const adoptPause = 100 * time.Millisecond
+
+// adopt takes over the lease of a ticket, and extends it thereby. A store that does not
+// answer is asked again, for a while and as long as the ticket is good.
 func adopt(ctx context.Context, locks *holdfast.Locker, ticket string) (*holdfast.Lease, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerLimit)
 	defer cancel()
 	lease, err := locks.Adopt(ctx, ticket)
+	for unanswered(err) && ctx.Err() == nil {
+		last := err
+		select {
+		case <-ctx.Done():
+		case <-time.After(adoptPause):
+			lease, err = locks.Adopt(ctx, ticket)
+		}
+		if ctx.Err() != nil && err != nil { // that the time is up says less than why
+			err = last
+		}
+	}
 	invalid, _ := errors.AsType[*store.InvalidError](err)
 	switch {
 	case err == nil:
@@ -191,10 +206,15 @@ func adopt(ctx context.Context, locks *holdfast.Locker, ticket string) (*holdfas
 		return nil, lost(err)
 	case invalid != nil && invalid.Field == "ticket":
 		return nil, &exit{exitUsage, fmt.Errorf("%w; --store and %s must be as they were for acquire", err, storeVariable)}
-	case errors.Is(err, holdfast.ErrUnavailable), errors.Is(err, holdfast.ErrUncertain):
+	case unanswered(err):
 		return nil, &exit{exitFailed, fmt.Errorf("%w; the ticket stays good until its ttl ends: try again", err)}
 	}
 	return nil, failure(err)
+}
+
+// unanswered reports whether asking again may bring an answer.
+func unanswered(err error) bool {
+	return !errors.Is(err, holdfast.ErrLost) && (errors.Is(err, holdfast.ErrUnavailable) || errors.Is(err, holdfast.ErrUncertain))
 }
 
 // lost is the end of a verb whose lease is lost.

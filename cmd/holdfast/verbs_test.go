@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -31,9 +32,10 @@ func TestVerbScripts(t *testing.T) {
 		{1, []string{"acquire", "ticket", "status", "list"}, ""},
 		{3, []string{"acquire", "ticket", "status", "list"}, ""},
 		{1, []string{"break"}, "?max-ttl=3s"},
-		{3, []string{"break"}, "?max-ttl=3s"},
+		{5, []string{"break"}, "?max-ttl=3s"},
 	} {
 		t.Run(strconv.Itoa(c.nodes)+" "+c.files[0], func(t *testing.T) {
+			t.Parallel()
 			urls := redisURLs(servertest.RedisN(t, c.nodes, aged))
 			for i := range urls {
 				urls[i] += c.params
@@ -79,7 +81,10 @@ func TestForeignWithoutTTL(t *testing.T) {
 			for _, u := range redisURLs(servers) {
 				flags = append(flags, "--store", u)
 			}
-			on := func(args ...string) (int, string, string) { t.Helper(); return verb(t, append(args, flags...)...) }
+			on := func(args ...string) (int, string, string) {
+				t.Helper()
+				return verb(t, slices.Insert(args, 1, flags...)...)
+			}
 
 			code, out, _ := on("status", "k")
 			if code != 0 || !strings.Contains(out, "another library's lock") || !strings.Contains(out, "never by itself; holdfast break") || !strings.Contains(out, `"some\nvalue"`) {
@@ -90,8 +95,14 @@ func TestForeignWithoutTTL(t *testing.T) {
 			if err := json.Unmarshal([]byte(out), &j); err != nil || code != 0 || !j.NoTTL || !j.Foreign || j.Owner != "some\nvalue" || j.TTL != nil || j.State != "held" || len(j.Nodes) != n {
 				t.Errorf("status --json: %d, %v, %s", code, err, out)
 			}
+			if code, _, errs := on("break", "--owner", "another value", "k"); code != exitConflict || !strings.Contains(errs, "nothing was done") {
+				t.Errorf("break of another: %d, %s", code, errs)
+			}
 			if code, out, errs := on("break", "--owner", "some\nvalue", "k"); code != 0 || !strings.Contains(out, "it is free in ") {
 				t.Fatalf("break: %d, %s%s", code, out, errs)
+			}
+			if code, _, errs := on("run", "--ttl", "2s", "-n", "k", "--", "true"); code != exitConflict {
+				t.Errorf("run at once: %d, %s", code, errs)
 			}
 			if code, _, errs := on("run", "--ttl", "2s", "-w", "60s", "k", "--", "true"); code != 0 {
 				t.Errorf("run: %d, %s", code, errs)
@@ -107,10 +118,20 @@ func TestStatusOfNodes(t *testing.T) {
 	for _, u := range redisURLs(servers) {
 		flags = append(flags, "--store", u)
 	}
-	on := func(args ...string) (int, string, string) { t.Helper(); return verb(t, append(args, flags...)...) }
-	if code, _, errs := on("acquire", "--ttl", "30s", "--label", "me", "k"); code != 0 {
-		t.Fatal(errs)
+	on := func(args ...string) (int, string, string) {
+		t.Helper()
+		return verb(t, slices.Insert(args, 1, flags...)...)
 	}
+	args := append([]string{"run", "--ttl", "3s", "--label", "me"}, flags...)
+	dir := t.TempDir()
+	defer os.WriteFile(filepath.Join(dir, "stop"), nil, 0o600)
+	launch(t, dir, append(args, "k", "--", "sh", "-c", "while [ ! -e stop ]; do sleep 0.05; done")...)
+	eventually(t, "each node has the vote", func() bool {
+		return !slices.ContainsFunc(servers, func(s *servertest.RedisServer) bool {
+			n, err := s.Do("EXISTS", "k")
+			return err != nil || n != int64(1)
+		})
+	})
 	servers[0].Kill()
 	code, out, errs := on("status", "k")
 	lines := map[string]string{}
@@ -170,6 +191,33 @@ func TestVerbsOnSilentServer(t *testing.T) {
 	proxy.Heal()
 	if code, _, errs := verb(t, "release", "--store", url, "--ticket-file", ticket); code != 0 {
 		t.Errorf("the ticket is of no use any more: %s", errs)
+	}
+}
+
+// A holder that is cut off from the store learns by its own clock that the lease is lost.
+func TestWhilePIDCutOff(t *testing.T) {
+	server := servertest.Redis(t, aged)
+	proxy := servertest.NewProxy(t, server.Addr())
+	url, dir := "redis://"+proxy.Addr(), t.TempDir()
+	if code, _, errs := verb(t, "acquire", "--store", url, "--ttl", "4s", "--ticket-file", filepath.Join(dir, "ticket"), "k"); code != 0 {
+		t.Fatal(errs)
+	}
+	p := launch(t, dir, "extend", "--store", url, "--ticket-file", "ticket", "--while-pid", strconv.Itoa(os.Getpid()))
+	taken := time.Now()
+	eventually(t, "the lease is extended", func() bool {
+		left, err := server.Do("PTTL", "k")
+		ms, _ := left.(int64)
+		return err == nil && time.Since(taken)+time.Duration(ms)*time.Millisecond > 5*time.Second
+	})
+	proxy.BlackHole()
+	if code := p.code(); code != exitLost {
+		t.Errorf("exit code %d", code)
+	}
+	if text := p.err.String(); !strings.Contains(text, "cannot extend") || !strings.Contains(text, "lease lost: its validity ran out") {
+		t.Errorf("stderr: %s", text)
+	}
+	if proxy.Counts().BlackHoled == 0 {
+		t.Error("the black hole swallowed nothing")
 	}
 }
 
