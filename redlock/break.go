@@ -34,11 +34,12 @@ func (o owner) broken() bool {
 // young.
 //
 // Break first asks the nodes who holds the key, and changes nothing where that is not
-// h.Owner: then it answers a [*store.HeldError], or a [*store.LostError] where nobody holds it. It
-// repeats its requests until a quorum has executed them, or until another holds too many
-// nodes, ctx is done or MaxTTL has passed; it then answers a [*store.HeldError], or a [*QuorumError]
-// that is [store.ErrUncertain]: some nodes may have been taken from the holder, for at
-// most MaxTTL. A [*QuorumError] that is not, tells that too few nodes answered and nothing was done.
+// h.Owner: then it answers a [*store.HeldError], or a [*store.LostError] where nobody holds it, or
+// a [*QuorumError] where too few nodes answered. It repeats its requests until a quorum has
+// executed them, or too many nodes have another's vote, which is a [*store.HeldError], or
+// nodes refuse them, ctx is done or MaxTTL has passed, which is a [*QuorumError]; where that is
+// [store.ErrUncertain], some nodes may have been taken from the holder, for at most MaxTTL. Of
+// two operators that break the same lock at once, one may be told that the other has done it.
 // A holder that lets go while Break is under way may leave the key broken all the same.
 func (s *Store) Break(ctx context.Context, h store.Holder) error {
 	vote, err := s.named(ctx, h.Key)

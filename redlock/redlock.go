@@ -48,7 +48,7 @@ const (
 )
 
 // Store is the lock service that N Redis nodes make up. It implements [store.Store],
-// [store.BatchExtender] and [store.Adopter]; its claims implement [store.Waiter]. It is safe for concurrent use and holds nothing that must be closed: a
+// [store.BatchExtender], [store.Adopter] and [store.Inspector]; its claims implement [store.Waiter]. It is safe for concurrent use and holds nothing that must be closed: a
 // goroutine runs only while a request is unanswered.
 type Store struct {
 	opts    Options

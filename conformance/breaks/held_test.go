@@ -177,8 +177,8 @@ func TestBreakWithoutQuorum(t *testing.T) {
 			for _, s := range b.servers[:3] {
 				s.Cont()
 			}
-			if n := b.votedFor("k", g.Owner); n == 0 { // its time may be over on some
-				t.Log("the lease has ended meanwhile")
+			if owners := b.broken("k"); len(owners) > 0 {
+				t.Errorf("a Break that could do nothing has left %q", owners)
 			}
 		})
 	}
@@ -232,4 +232,51 @@ func TestTwoOperators(t *testing.T) {
 			})
 		}
 	}
+}
+
+// The holder lets go, and another gets the key, while an operator's requests are on their way:
+// they take nothing from the new holder, and the operator is told of it.
+func TestBreakOvertaken(t *testing.T) {
+	each(t, func(b *bed) {
+		t := b.t
+		proxies := kit.Proxies(t, b.servers)
+		op := kit.Store(t, b.client, options, kit.Addrs(proxies))
+		first := b.store().Claim("k", store.ClaimOptions{TTL: ttl})
+		g := b.grant(first)
+		servertest.Eventually(t, patience, func() error {
+			_, err := op.Inspect(t.Context(), "k")
+			return err
+		})
+		var holds []*servertest.Held
+		for _, p := range proxies {
+			holds = append(holds, p.Hold(isBreak))
+		}
+		result := make(chan error, 1)
+		go func() { result <- op.Break(t.Context(), store.Holder{Key: "k", Owner: g.Owner}) }()
+		for _, h := range holds {
+			if err := h.Wait(kit.Context(t, patience)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := first.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		kit.NoKeys(t, patience, b.servers)
+		second := b.store().Claim("k", store.ClaimOptions{TTL: ttl})
+		n := b.grant(second)
+		for _, h := range holds {
+			h.Release()
+		}
+		err := <-result
+		var held *store.HeldError
+		if !errors.As(err, &held) || held.Holder.Owner != n.Owner {
+			t.Errorf("Break of a holder that has let go, another holding the key, answers %v", err)
+		}
+		if _, err := second.Extend(t.Context()); err != nil {
+			t.Errorf("the new holder cannot extend: %v", err)
+		}
+		if err := second.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -121,6 +121,9 @@ func (b *bed) broken(key string) (owners []string) {
 	return owners
 }
 
+// isBreak knows BREAK by the operator's owner.
+func isBreak(request []byte) bool { return bytes.Contains(request, []byte(".broken.")) }
+
 // operator is a process that breaks a lock: args are the owner, the client and the nodes.
 func operator() {
 	args := kit.Args()
@@ -151,7 +154,7 @@ func TestKilledOperator(t *testing.T) {
 				})
 				proxies := kit.Proxies(t, b.servers)
 				for _, p := range proxies[reached:] {
-					p.Hold(func(request []byte) bool { return bytes.Contains(request, []byte(".broken.")) })
+					p.Hold(isBreak)
 				}
 				child := kit.Child(t, "operator", append([]string{g.Owner, c.Name}, kit.Addrs(proxies)...)...)
 				servertest.Eventually(t, patience, func() error {
