@@ -17,33 +17,37 @@ import (
 // claim is one acquisition: a row of attempts, each with an owner of its own, of which the
 // last may become the lease.
 type claim struct {
-	s          *Store
-	key        string
-	vote, mark string // the names of the records
-	ttl        time.Duration
-	label      string
-	polls      int   // of Wait, which no two goroutines call
-	invalid    error // why it is refused, before any I/O
+	s       *Store
+	vote    string // the name of the vote: the key behind the prefix
+	ttl     time.Duration
+	label   string
+	invalid error // why it is refused, before any I/O
+	polls   int32 // of Wait, which no two goroutines call
 
+	held     bool // attempt is a lease; this and the rest is guarded by mu
+	ticketed bool
+	ended    bool // Release was called
 	mu       sync.Mutex
-	birth    int64 // wall() at the claim's first attempt
-	attempt  *attempt
+	birth    int64    // wall() at the claim's first attempt
+	attempt  *attempt // &first, or a later one
 	seen     int64
-	held     bool // attempt is a lease
 	lost     error
 	token    fence.Token
 	until    clock.Instant // end of the validity, margin aside
-	ticketed bool
-	ended    bool       // Release was called
-	last     *releasing // the RELEASE that ended the lease, or the last attempt
+	last     *releasing    // the RELEASE that ended the lease, or the last attempt
+	first    attempt
 }
+
+// key is what the user calls it.
+func (c *claim) key() string { return c.vote[len(c.s.opts.Prefix):] }
 
 // attempt is one owner and what its requests did at each node. It is guarded by the
 // claim's mutex.
 type attempt struct {
-	owner owner
+	owner string
 	stamp int64 // S: the highest stamp that was sent to any node with a sane clock
 	nodes []atNode
+	only  [1]atNode // nodes of a store that has one
 }
 
 // atNode is what an attempt knows of one node.
@@ -56,9 +60,7 @@ type atNode struct {
 
 // Claim returns a fresh claim, without I/O.
 func (s *Store) Claim(key string, o store.ClaimOptions) store.Claim {
-	c := &claim{s: s, key: key, vote: s.opts.Prefix + key, label: encodeLabel(o.Label)}
-	c.mark = markKey(c.vote)
-	c.ttl = o.TTL.Truncate(time.Millisecond)
+	c := &claim{s: s, vote: s.opts.Prefix + key, label: encodeLabel(o.Label), ttl: o.TTL.Truncate(time.Millisecond)}
 	c.invalid = store.CheckKey(key)
 	if c.invalid == nil {
 		c.invalid = checkVote(c.vote, key)
@@ -69,24 +71,30 @@ func (s *Store) Claim(key string, o store.ClaimOptions) store.Claim {
 	return c
 }
 
-// voteCall is one VOTE.
+// voteCall is one VOTE, of any node's script.
 type voteCall struct {
-	vote, mark, owner string
-	ttl               time.Duration
-	stamp             int64
+	stamp      int64
+	keys, args [3]string
 }
 
-func (v voteCall) on(script *voteScript) Call {
-	keys := []string{v.vote, v.mark, checkedKey}
+// write sets what is sent. The two texts that only this call needs share their memory.
+func (v *voteCall) write(c *claim, owner string, stamp int64) {
+	var buf [512]byte
+	b := appendMarkKey(buf[:0], c.vote)
+	n := len(b)
+	text := string(strconv.AppendInt(b, stamp, 10))
+	v.stamp = stamp
+	v.keys = [3]string{c.vote, text[:n], checkedKey}
+	v.args = [3]string{owner, c.s.milliseconds(c.ttl), text[n:]}
+}
+
+// on is the call by one node's script.
+func (v *voteCall) on(script *voteScript) Call {
+	keys := v.keys[:]
 	if script.checks != checkCached {
 		keys = keys[:2]
 	}
-	return Call{
-		Script: script.Script,
-		Keys:   keys,
-		Args:   []string{v.owner, milliseconds(v.ttl), strconv.FormatInt(v.stamp, 10), ""},
-		Strict: script.checks != checkNone,
-	}
+	return Call{Script: script.Script, Keys: keys, Args: v.args[:], Strict: script.checks != checkNone}
 }
 
 func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
@@ -222,16 +230,31 @@ type round struct {
 	asked    int
 	answered int           // including those that failed
 	closed   bool          // the decision is taken; later answers are only booked
-	done     chan struct{} // closed when the round can stop
+	done     chan struct{} // closed when the round can stop; nil where nobody waits
 	ending   bool
 	enough   chan struct{} // closed when Q nodes have answered, or so many cannot any more
+
+	only struct { // answers and errs of a store of one node
+		answers [1]answer
+		errs    [1]error
+	}
+}
+
+func (s *Store) newRound(c *claim) *round {
+	r := &round{c: c}
+	if len(s.peers) == 1 {
+		r.answers, r.errs = r.only.answers[:], r.only.errs[:]
+	} else {
+		r.answers, r.errs = make([]answer, len(s.peers)), make([]error, len(s.peers))
+	}
+	return r
 }
 
 // round sends the next stamp and waits until the answers decide.
 func (c *claim) round(ctx context.Context) (*round, error) {
-	r := &round{c: c, answers: make([]answer, len(c.s.peers)), errs: make([]error, len(c.s.peers)),
-		done: make(chan struct{}), enough: make(chan struct{})}
-	var usable, crowded []*peer
+	r := c.s.newRound(c)
+	var room [8]*peer
+	usable, crowded := room[:0], []*peer(nil)
 	for i, p := range c.s.peers {
 		if err := p.usable(); err != nil {
 			r.errs[i] = notAsked{err}
@@ -260,16 +283,67 @@ func (c *claim) round(ctx context.Context) (*round, error) {
 		return nil, err
 	}
 	trace := store.Trace(ctx)
-	call := voteCall{c.vote, c.mark, r.a.owner.text, c.ttl, r.stamp}
+	if r.direct(ctx, usable[0], trace) {
+		return r, nil
+	}
+	r.done, r.enough = make(chan struct{}), make(chan struct{})
+	call := new(voteCall)
+	call.write(c, r.a.owner, r.stamp)
 	for _, p := range usable {
-		go func() {
-			sent := c.s.clock.Now()
-			a, err := p.vote(c.vote, call)
-			p.tell(trace, "acquire", c.key, a.kind, err, sent)
-			r.deliver(p, a, err)
-		}()
+		r.ask(p, call, trace)
 	}
 	return r, r.await(ctx)
+}
+
+// direct asks the only node in this goroutine, and reports whether that gave an outcome. A node
+// that must be admitted first is asked again, by ask.
+func (r *round) direct(ctx context.Context, p *peer, trace func(store.NodeEvent)) bool {
+	node, c := p.direct(ctx), r.c
+	if node == nil {
+		return false
+	}
+	script := p.admitted.load(c.vote)
+	if script == nil || p.admitted.isCluster.Load() {
+		return false
+	}
+	d := c.s.directCall()
+	d.vote.write(c, r.a.owner, r.stamp)
+	d.call = d.vote.on(script)
+	reply := p.runOne(node, &d.call)
+	c.s.calls.Put(d)
+	if unadmitted(reply) {
+		return false
+	}
+	a, err := p.counted(c.vote, r.stamp, reply, r.t0)
+	p.tell(trace, "acquire", c.key(), a.kind, err, r.t0)
+	r.deliver(p, a, err)
+	return true
+}
+
+// ask sends the round's VOTE to one node and does not wait for the answer.
+func (r *round) ask(p *peer, call *voteCall, trace func(store.NodeEvent)) {
+	c := r.c
+	sent := c.s.clock.Now()
+	deliver := func(a answer, err error) {
+		p.tell(trace, "acquire", c.key(), a.kind, err, sent)
+		r.deliver(p, a, err)
+	}
+	whole := func() { deliver(p.vote(c.vote, call)) } // with the admission that it may need
+	script := p.admitted.load(c.vote)
+	if script == nil || p.admitted.isCluster.Load() {
+		go whole()
+		return
+	}
+	p.post(call.on(script), func(reply Reply) {
+		switch {
+		case unadmitted(reply):
+			go whole()
+		case reply.Err == errStale: // says nothing of the node
+			deliver(answer{}, reply.Err)
+		default:
+			deliver(p.counted(c.vote, call.stamp, reply, sent))
+		}
+	})
 }
 
 // current is the attempt that goes on, or a fresh one.
@@ -284,9 +358,22 @@ func (c *claim) currentLocked() *attempt {
 		c.birth = c.s.wall()
 	}
 	if c.attempt == nil {
-		c.attempt = &attempt{owner: newOwner(c.birth, c.s.inbox, c.label), nodes: make([]atNode, len(c.s.peers))}
+		c.attempt = c.newAttempt(newOwner(c.birth, c.s.inbox, c.label).text)
 	}
 	return c.attempt
+}
+
+// newAttempt returns a fresh attempt: the claim's first one is part of it.
+func (c *claim) newAttempt(owner string) *attempt {
+	a := &c.first
+	if a.owner != "" {
+		a = new(attempt)
+	}
+	a.owner = owner
+	if a.nodes = a.only[:]; len(c.s.peers) > 1 {
+		a.nodes = make([]atNode, len(c.s.peers))
+	}
+	return a
 }
 
 // begin proposes a stamp and books it as sent, before anything is: a RELEASE that
@@ -320,12 +407,16 @@ func (r *round) deliver(p *peer, a answer, err error) {
 	t, pending := count(r.answers), r.asked-r.answered
 	if !r.ending && (t.answered >= r.c.s.q || t.answered+pending < r.c.s.q) {
 		r.ending = true
-		close(r.enough)
+		if r.enough != nil {
+			close(r.enough)
+		}
 	}
 	early := settled(r.c.s.q, t, pending) && !off(ruleA) && !off(ruleI)
 	if early || r.answered == r.asked {
 		r.closed = true
-		close(r.done)
+		if r.done != nil {
+			close(r.done)
+		}
 	}
 }
 
@@ -414,8 +505,11 @@ func (r *round) decide(earlier *[]answer) decision {
 	q := c.s.quorum(answers)
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	d := decide(q, owner{text: r.a.owner, birth: c.birth}, answers, c.s.released.has)
+	if d.action == granted {
+		return d
+	}
 	c.seen = nextSeen(c.s.q, c.seen, c.s.wall()+aheadLimit.Microseconds(), r.answers)
-	d := decide(q, r.a.owner, answers, c.s.released.has)
 	if !off(ruleT) && count(answers).aheads > 0 && (d.action == newStamps || d.action == giveUp) {
 		// Some node finds the stamp far ahead and no quorum wanted a higher one: seen is from a
 		// bad clock, which was taken for right while ours was not corrected yet.
@@ -463,7 +557,7 @@ func (c *claim) grant(r *round, start clock.Instant) (store.Grant, bool, error) 
 }
 
 func (c *claim) grantLocked(passed time.Duration) store.Grant {
-	return store.Grant{Token: c.token, Owner: c.attempt.owner.text, TTL: c.ttl + passed}
+	return store.Grant{Token: c.token, Owner: c.attempt.owner, TTL: c.ttl + passed}
 }
 
 // failure is the error for the decision that ended a Try.
@@ -517,7 +611,7 @@ func neverSent(err error) bool {
 // heldBy describes the holder: its remaining ttl is the Q-th smallest that its nodes
 // answered, since then a quorum may be free.
 func (c *claim) heldBy(w string, r *round) *store.HeldError {
-	h := describe(c.key, w, c.s.wall())
+	h := describe(c.key(), w, c.s.wall())
 	var left []int64
 	for _, a := range r.answers {
 		if a.kind == busy && (a.owner == w || w == "") {

@@ -92,12 +92,12 @@ func (c *claim) beginExtend(b *batch, index int) (*extending, error) {
 	case c.ended || c.ticketed:
 		return nil, store.ErrReleased
 	case !c.held:
-		return nil, &store.InvalidError{Field: "claim", Value: c.key, Rule: "is not granted; only a lease can be extended"}
+		return nil, &store.InvalidError{Field: "claim", Value: c.key(), Rule: "is not granted; only a lease can be extended"}
 	case c.s.clock.Passed(c.until) && !off(ruleL):
 		c.lost = &store.LostError{}
 		return nil, c.lost
 	}
-	e := &extending{c: c, a: c.attempt, owner: c.attempt.owner.text, index: index,
+	e := &extending{c: c, a: c.attempt, owner: c.attempt.owner, index: index,
 		nodes: make([]NodeError, len(b.s.peers)), heal: make([]bool, len(b.s.peers))}
 	for i, p := range b.s.peers {
 		e.nodes[i] = NodeError{Node: p.name, Outcome: noAnswer.String(), Err: errNoAnswer{b.s.opts.NodeTimeout}}
@@ -114,7 +114,7 @@ func (b *batch) send() {
 		calls[i] = Call{
 			Script: b.s.scripts.keep,
 			Keys:   []string{e.c.vote},
-			Args:   []string{e.owner, milliseconds(e.c.ttl)},
+			Args:   []string{e.owner, b.s.milliseconds(e.c.ttl)},
 		}
 	}
 	away := b.away()
@@ -165,7 +165,7 @@ func (b *batch) deliver(p *peer, replies []Reply, err error) {
 				answers[i], errs[i] = parseKeep(replies[i].Value)
 			}
 		}
-		p.tell(b.trace, "extend", e.c.key, answers[i].kind, errs[i], b.tr)
+		p.tell(b.trace, "extend", e.c.key(), answers[i].kind, errs[i], b.tr)
 	}
 	for _, a := range answers {
 		if a.now != 0 { // the stamps of healing follow the clocks
@@ -257,7 +257,7 @@ func (e *extending) lostTo() error {
 	if e.by.kind != busy {
 		return &store.LostError{}
 	}
-	h := describe(e.c.key, e.by.owner, e.c.s.wall())
+	h := describe(e.c.key(), e.by.owner, e.c.s.wall())
 	h.NoTTL = e.by.pttl < 0
 	h.TTL = time.Duration(max(0, e.by.pttl)) * time.Millisecond
 	return &store.LostError{By: &store.HeldError{Holder: h}}
@@ -340,12 +340,12 @@ func (b *batch) heal() {
 func (p *peer) heal(patients []*extending, trace func(store.NodeEvent)) {
 	for _, e := range patients {
 		t0 := p.s.clock.Now()
-		call, valid := e.c.beginHeal(e.a, p, t0)
+		call, valid := e.c.beginHeal(e.a, p)
 		if !valid {
 			continue
 		}
 		a, err := p.vote(e.c.vote, call)
-		p.tell(trace, "heal", e.c.key, a.kind, err, t0)
+		p.tell(trace, "heal", e.c.key(), a.kind, err, t0)
 		e.c.book(e.a, p, call.stamp, t0, a)
 		if err != nil && codeOf(err) == "" {
 			return // the node does not answer: at the next extension
@@ -355,11 +355,11 @@ func (p *peer) heal(patients []*extending, trace func(store.NodeEvent)) {
 
 // beginHeal proposes a healing stamp and books it as sent. A node whose clock is far off
 // gets stamps of its own, which never raise S.
-func (c *claim) beginHeal(a *attempt, p *peer, now clock.Instant) (voteCall, bool) {
+func (c *claim) beginHeal(a *attempt, p *peer) (*voteCall, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.attempt != a || !c.held || c.s.clock.Passed(c.until) {
-		return voteCall{}, false
+		return nil, false
 	}
 	n := &a.nodes[p.index]
 	stamp := max(c.s.wall(), n.mark+1, a.stamp+1)
@@ -372,5 +372,7 @@ func (c *claim) beginHeal(a *attempt, p *peer, now clock.Instant) (voteCall, boo
 		stamp = int64(c.token)
 	}
 	n.sent = max(n.sent, stamp)
-	return voteCall{c.vote, c.mark, a.owner.text, c.ttl, stamp}, true
+	call := new(voteCall)
+	call.write(c, a.owner, stamp)
+	return call, true
 }

@@ -159,9 +159,9 @@ func (f *fakeNode) exec(op string, keys, args []string) Reply {
 			if !mine {
 				f.votes[key] = fakeVote{args[0], until}
 			}
-			return answer("OK", s, now)
+			return Reply{Value: now}
 		case mine && s == f.marks[key]:
-			return answer("OK", mark, now)
+			return Reply{Value: now}
 		case mine:
 			return answer("KEPT", mark, now)
 		}
@@ -172,7 +172,7 @@ func (f *fakeNode) exec(op string, keys, args []string) Reply {
 			if until := time.Now().Add(time.Duration(num(1)) * time.Millisecond); cur.until.Before(until) {
 				f.votes[key] = fakeVote{cur.owner, until}
 			}
-			return answer("KEPT", now)
+			return Reply{Value: now}
 		case "":
 			return answer("NONE")
 		}
@@ -185,13 +185,13 @@ func (f *fakeNode) exec(op string, keys, args []string) Reply {
 		}
 		switch s := num(1); {
 		case s == 0:
-			return answer("DONE", freed, int64(0))
+			return Reply{Value: freed}
 		case s > now+aheadLimit.Microseconds():
 			return answer("AHEAD", freed, now)
 		case s > mark:
 			f.marks[key] = s
 		}
-		return answer("DONE", freed, now)
+		return Reply{Value: freed}
 	case "record":
 		if f.extra["maxttl"] == "" && args[2] == "1" {
 			f.extra["maxttl"], f.extra["trust"] = args[0], args[1]

@@ -14,16 +14,16 @@ const (
 	checkedKey  = "{holdfast}:checked"  // replication id that was compared within the last second
 )
 
-// sibling names a record beside a vote, in the same hash slot: {key}:fence. A key with a
+// markKey names the mark beside a vote, in the same hash slot: {key}:fence. A key with a
 // hash tag of its own keeps it and takes two colons, so that x and {x} share nothing.
-func sibling(vote, suffix string) string {
-	if _, tagged := hashTag(vote); tagged {
-		return vote + "::" + suffix
-	}
-	return "{" + vote + "}:" + suffix
-}
+func markKey(vote string) string { return string(appendMarkKey(nil, vote)) }
 
-func markKey(vote string) string { return sibling(vote, "fence") }
+func appendMarkKey(b []byte, vote string) []byte {
+	if _, tagged := hashTag(vote); tagged {
+		return append(append(b, vote...), "::fence"...)
+	}
+	return append(append(append(b, '{'), vote...), "}:fence"...)
+}
 
 // hashTag returns the part of a key that a Cluster hashes, and whether it is a tag: what
 // stands between the first { and the next }, unless that is empty.

@@ -3,7 +3,6 @@ package redlock
 import (
 	"crypto/rand"
 	"encoding/hex"
-	"fmt"
 	"net/url"
 	"strconv"
 	"strings"
@@ -29,11 +28,18 @@ const maxLabel = 64 // bytes, encoded
 func newOwner(birth int64, inbox, label string) owner {
 	var random [16]byte
 	rand.Read(random[:])
-	text := fmt.Sprintf("h1.%016d.%s.%s", birth, inbox, hex.EncodeToString(random[:]))
-	if label != "" {
-		text += "." + label
+	var buf [256]byte
+	b := append(buf[:0], "h1."...)
+	for limit := int64(1e15); limit > 1 && birth < limit; limit /= 10 {
+		b = append(b, '0')
 	}
-	return owner{text: text, birth: birth}
+	b = append(strconv.AppendInt(b, birth, 10), '.')
+	b = append(append(b, inbox...), '.')
+	b = hex.AppendEncode(b, random[:])
+	if label != "" {
+		b = append(append(b, '.'), label...)
+	}
+	return owner{text: string(b), birth: birth}
 }
 
 // newInbox names a store value.

@@ -13,10 +13,12 @@ import (
 
 // peer is a node as one store value sees it.
 type peer struct {
-	s     *Store
-	index int
-	node  Node
-	name  string
+	s      *Store
+	index  int
+	node   Node
+	single Single // node, where it keeps deadlines by itself
+	name   string
+	lines  lines
 
 	offset  atomic.Int64 // us that its clock is ahead of ours
 	sampled atomic.Bool
@@ -37,10 +39,12 @@ type peer struct {
 	why        error         // what the last missing answer was, or why it is not asked
 	unfit      error         // why it makes the store one that is not put together right
 	rechecking bool          // it is being asked whether it still does
+	raced      time.Duration // until when it is not trusted to keep deadlines
 }
 
 func newPeer(s *Store, index int, n Node) *peer {
 	p := &peer{s: s, index: index, node: n, name: n.Name()}
+	p.single, _ = n.(Single)
 	p.admitted.turn = make(chan struct{}, 1)
 	p.debts.wake = make(chan struct{}, 1)
 	return p
@@ -102,13 +106,14 @@ func (p *peer) crowded() error {
 	return nil
 }
 
-// asking books that a request is sent.
-func (p *peer) asking() {
+// asking books that n requests are sent.
+func (p *peer) asking(n int) {
+	now := p.s.age()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.last = p.s.age()
-	if p.asked++; p.asked == 1 {
-		p.heard = p.last
+	p.last = now
+	if p.asked += n; p.asked == n {
+		p.heard = now
 	}
 }
 
@@ -122,18 +127,30 @@ func (p *peer) due() bool {
 	return p.dueLocked()
 }
 
-// returned books that the node's client has returned, with or without an answer.
-func (p *peer) returned(replies []Reply) {
+// returned books that the node's client has returned from n requests, with or without an
+// answer.
+func (p *peer) returned(n int, answered bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.asked--
+	p.returnedLocked(n, answered)
+}
+
+func (p *peer) returnedLocked(n int, answered bool) {
+	p.asked -= n
+	if answered {
+		p.heard = p.s.age()
+		p.s.heard.Store(int64(p.heard))
+	}
+}
+
+// answers reports whether one of the replies is the server's.
+func answers(replies ...Reply) bool {
 	for _, r := range replies {
 		if r.Err == nil || codeOf(r.Err) != "" {
-			p.heard = p.s.age()
-			p.s.heard.Store(int64(p.heard))
-			return
+			return true
 		}
 	}
+	return false
 }
 
 // refusal returns why the node makes the store one that is not put together right, and
@@ -202,9 +219,15 @@ func (p *peer) note(err error, sent clock.Instant) {
 // run sends calls as one pipeline. It returns when the node's client does, which may be
 // long after the request's deadline: callers that must not wait race it.
 func (p *peer) run(calls ...Call) []Reply {
-	p.asking()
+	p.asking(1)
+	replies := p.send(calls)
+	p.returned(1, answers(replies...))
+	return replies
+}
+
+// send is run without the books.
+func (p *peer) send(calls []Call) []Reply {
 	replies := p.node.Run(p.s.requestContext(), calls...)
-	p.returned(replies)
 	if len(replies) != len(calls) {
 		err := errors.New("the node's client answered the wrong number of calls")
 		replies = make([]Reply, len(calls))
@@ -217,7 +240,7 @@ func (p *peer) run(calls ...Call) []Reply {
 
 // vote sends one VOTE and answers it, or the reason why there is no answer. A node that
 // does not have the script is admitted, if it may be, and asked again with the same stamp.
-func (p *peer) vote(key string, call voteCall) (answer, error) {
+func (p *peer) vote(key string, call *voteCall) (answer, error) {
 	script, err := p.script(key)
 	if err == nil && p.admitted.isCluster.Load() {
 		if err := checkClusterKey(key); err != nil {
@@ -230,22 +253,36 @@ func (p *peer) vote(key string, call voteCall) (answer, error) {
 		}
 		sent := p.s.clock.Now()
 		reply := p.run(call.on(script))[0]
-		if reply.Err != nil {
-			if code := codeOf(reply.Err); attempt < 2 && (code == "NOSCRIPT" || code == "NOTADMITTED") {
-				script, err = p.readmit(key, script)
-				continue
-			}
-			err := permanent(p.name, key, reply.Err)
-			p.note(err, sent)
-			return answer{}, err
+		if attempt < 2 && unadmitted(reply) {
+			script, err = p.readmit(key, script)
+			continue
 		}
-		a, err := parseVote(reply.Value)
-		p.note(err, sent)
-		if err == nil {
-			p.s.learn(p, a.now, p.s.clock.Since(sent))
-		}
-		return a, err
+		return p.counted(key, call.stamp, reply, sent)
 	}
+}
+
+// counted is what a reply to VOTE says, which the node's books take in.
+func (p *peer) counted(key string, stamp int64, reply Reply, sent clock.Instant) (answer, error) {
+	if reply.Err != nil {
+		err := permanent(p.name, key, reply.Err)
+		p.note(err, sent)
+		return answer{}, err
+	}
+	a, err := parseVote(reply.Value, stamp)
+	p.note(err, sent)
+	if err == nil {
+		p.s.learn(p, a.now, p.s.clock.Since(sent))
+	}
+	return a, err
+}
+
+// unadmitted reports whether the server does not have the VOTE script, or not this one.
+func unadmitted(r Reply) bool {
+	if r.Err == nil {
+		return false
+	}
+	code := codeOf(r.Err)
+	return code == "NOSCRIPT" || code == "NOTADMITTED"
 }
 
 func codeOf(err error) string {
@@ -258,8 +295,11 @@ func codeOf(err error) string {
 
 var errReply = errors.New("the server's reply has an unknown form")
 
-// parseVote reads the answer to VOTE.
-func parseVote(v any) (answer, error) {
+// parseVote reads the answer to a VOTE of that stamp.
+func parseVote(v any, stamp int64) (answer, error) {
+	if now, isTime := v.(int64); isTime {
+		return answer{kind: ok, mark: stamp, now: now}, nil
+	}
 	r, isArray := v.([]any)
 	if !isArray || len(r) < 3 {
 		return answer{}, errReply
@@ -272,8 +312,6 @@ func parseVote(v any) (answer, error) {
 	}
 	a := answer{mark: mark, now: now}
 	switch word {
-	case "OK":
-		a.kind = ok
 	case "KEPT":
 		a.kind = kept
 	case "LOW":
@@ -305,17 +343,14 @@ func parseBusy(a answer, r []any) (answer, error) {
 
 // parseKeep reads the answer to KEEP.
 func parseKeep(v any) (answer, error) {
+	if now, isTime := v.(int64); isTime {
+		return answer{kind: kept, now: now}, nil
+	}
 	r, isArray := v.([]any)
 	if !isArray || len(r) == 0 {
 		return answer{}, errReply
 	}
 	switch r[0] {
-	case "KEPT":
-		a := answer{kind: kept}
-		if len(r) > 1 {
-			a.now, _ = r[1].(int64)
-		}
-		return a, nil
 	case "NONE":
 		return answer{kind: none}, nil
 	case "BUSY":
@@ -514,8 +549,11 @@ func parseRelease(r Reply, stamp int64) (freed bool, wait time.Duration, err err
 	if r.Err != nil {
 		return false, 0, r.Err
 	}
+	if n, isInt := r.Value.(int64); isInt {
+		return n == 1, 0, nil
+	}
 	a, isArray := r.Value.([]any)
-	if !isArray || len(a) < 3 {
+	if !isArray || len(a) < 3 || a[0] != "AHEAD" {
 		return false, 0, errReply
 	}
 	n, isInt := a[1].(int64)
@@ -523,13 +561,7 @@ func parseRelease(r Reply, stamp int64) (freed bool, wait time.Duration, err err
 	if !isInt || !isTime {
 		return false, 0, errReply
 	}
-	switch a[0] {
-	case "DONE":
-		return n == 1, 0, nil
-	case "AHEAD":
-		return n == 1, max(time.Millisecond, time.Duration(stamp-now)*time.Microsecond-aheadLimit), nil
-	}
-	return false, 0, errReply
+	return n == 1, max(time.Millisecond, time.Duration(stamp-now)*time.Microsecond-aheadLimit), nil
 }
 
 // pinned runs fn on one connection of p, raced against ctx: fn goes on alone where the

@@ -72,6 +72,9 @@ type Store struct {
 	released recent       // owners that this store value has released
 	sending  sending
 	deadline sharedDeadline
+	short    sharedDeadline
+	ttlText  atomic.Pointer[durationText]
+	calls    sync.Pool // of *directCall
 }
 
 // New returns the store of the given nodes, without I/O. With one node it is the plain
@@ -231,29 +234,40 @@ func (s *sharedDeadline) get(d time.Duration) context.Context {
 // is late for its round can still be collected.
 func (s *Store) requestContext() context.Context { return s.deadline.get(2 * s.opts.NodeTimeout) }
 
+// shortContext is for one that waits for the answer itself.
+func (s *Store) shortContext() context.Context { return s.short.get(s.opts.NodeTimeout) }
+
+// durationText is a duration as the scripts want it. Most claims ask for the same ttl.
+type durationText struct {
+	d    time.Duration
+	text string
+}
+
+func (s *Store) milliseconds(d time.Duration) string {
+	t := s.ttlText.Load()
+	if t == nil || t.d != d {
+		t = &durationText{d, milliseconds(d)}
+		s.ttlText.Store(t)
+	}
+	return t.text
+}
+
 // recent remembers the last owners that were released: their votes are about to go.
 type recent struct {
 	mu   sync.Mutex
 	ring [256]string
 	next int
-	set  map[string]struct{}
 }
 
 func (r *recent) add(owner string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.set == nil {
-		r.set = make(map[string]struct{}, len(r.ring))
-	}
-	delete(r.set, r.ring[r.next])
 	r.ring[r.next] = owner
-	r.set[owner] = struct{}{}
 	r.next = (r.next + 1) % len(r.ring)
 }
 
 func (r *recent) has(owner string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	_, found := r.set[owner]
-	return found
+	return slices.Contains(r.ring[:], owner)
 }

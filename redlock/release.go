@@ -70,15 +70,23 @@ type releasing struct {
 	lost   error
 	until  clock.Instant // end of the repetition; guarded by the claim's mutex
 	trace  func(store.NodeEvent)
-	asked  []bool
 
-	mu       sync.Mutex
-	nodes    []NodeError
-	have     []bool // nodes that have answered
-	answered int
-	gone     int           // nodes that had no vote of ours when they were first asked
-	done     chan struct{} // closed when needed nodes have answered
-	result   error         // set before done is closed
+	mu        sync.Mutex
+	nodes     []releasedAt
+	only      [1]releasedAt // nodes of a store that has one
+	answered  int
+	gone      int           // nodes that had no vote of ours when they were first asked
+	confirmed bool          // needed nodes have answered
+	done      chan struct{} // closed then; nil where nobody waits
+	result    error         // set before confirmed is
+}
+
+// releasedAt is what a RELEASE knows of one node.
+type releasedAt struct {
+	asked    bool
+	answered bool
+	outcome  kind
+	err      error
 }
 
 // Release gives the vote back on all nodes. It returns when a quorum has answered, and
@@ -88,44 +96,46 @@ type releasing struct {
 func (c *claim) Release(ctx context.Context) error {
 	c.mu.Lock()
 	c.ended = true
-	if c.attempt != nil {
+	first := c.attempt != nil
+	if first {
 		c.releaseLocked(ctx)
 	}
 	r := c.last
-	if r != nil {
-		r.again()
-	}
+	send := r != nil && (first || r.again())
 	c.mu.Unlock()
 	if r == nil {
 		return nil
 	}
+	if send && !r.direct(ctx, first) {
+		r.send(first)
+	}
 	return r.wait(ctx)
 }
 
-// again begins the repetition anew where it has ended in vain. The caller holds c.mu.
-func (r *releasing) again() {
+// again reports whether the repetition has ended in vain, and prolongs it. The caller holds c.mu.
+func (r *releasing) again() bool {
 	s := r.c.s
-	if r.confirmed() || !s.clock.Passed(r.until) {
-		return
-	}
-	r.until = s.clock.Now().Add(r.c.ttl)
-	for i, p := range s.peers {
-		r.mu.Lock()
-		ask := r.asked[i] && !r.have[i]
-		r.mu.Unlock()
-		if ask {
-			r.send(p, r.call(r.a.nodes[i]), false)
-		}
-	}
-}
-
-func (r *releasing) confirmed() bool {
-	select {
-	case <-r.done:
-		return true
-	default:
+	r.mu.Lock()
+	confirmed := r.confirmed
+	r.mu.Unlock()
+	if confirmed || !s.clock.Passed(r.until) {
 		return false
 	}
+	r.until = s.clock.Now().Add(r.c.ttl)
+	return true
+}
+
+// waited returns a channel that is closed when needed nodes have answered.
+func (r *releasing) waited() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.done == nil {
+		r.done = make(chan struct{})
+		if r.confirmed {
+			close(r.done)
+		}
+	}
+	return r.done
 }
 
 // abandon ends the attempt of a Try that was not granted. Where a round is given, it
@@ -140,13 +150,14 @@ func (c *claim) abandon(ctx context.Context, r *round) {
 	}
 	rel := c.releaseLocked(ctx)
 	c.mu.Unlock()
+	rel.send(true)
 	if r == nil {
 		return
 	}
 	limit := time.NewTimer(max(time.Millisecond, c.s.opts.NodeTimeout-c.s.clock.Since(r.t0)))
 	defer limit.Stop()
 	select {
-	case <-rel.done:
+	case <-rel.waited():
 	case <-limit.C:
 	case <-ctx.Done():
 	}
@@ -165,8 +176,8 @@ func (r *round) clean() bool {
 	return true
 }
 
-// releaseLocked sends RELEASE of the current attempt, which ends with it: an owner is never
-// used after its RELEASE was sent (rule E). The caller holds c.mu.
+// releaseLocked ends the current attempt, whose RELEASE is then to be sent: an owner is never
+// used after that (rule E). The caller holds c.mu.
 func (c *claim) releaseLocked(ctx context.Context) *releasing {
 	s := c.s
 	now := s.clock.Now()
@@ -174,89 +185,132 @@ func (c *claim) releaseLocked(ctx context.Context) *releasing {
 		c.lost = &store.LostError{} // by time, whatever the nodes still have
 	}
 	r := &releasing{c: c, a: c.attempt, lease: c.held || c.ticketed, lost: c.lost, until: now.Add(c.ttl),
-		trace: store.Trace(ctx), nodes: make([]NodeError, len(s.peers)), asked: make([]bool, len(s.peers)),
-		have: make([]bool, len(s.peers)), done: make(chan struct{})}
+		trace: store.Trace(ctx)}
+	if r.nodes = r.only[:]; len(s.peers) > 1 {
+		r.nodes = make([]releasedAt, len(s.peers))
+	}
 	c.last, c.held = r, false
 	if !off(ruleE) || r.lease {
 		c.attempt = nil
 	}
-	s.released.add(r.a.owner.text)
+	s.released.add(r.a.owner)
 	known := 0
 	for i, n := range r.a.nodes {
-		r.nodes[i] = NodeError{Node: s.peers[i].name, Outcome: "not asked"}
 		if n.mark > 0 || !n.until.IsZero() {
 			known++
 		}
-		r.asked[i] = n.sent > 0
+		r.nodes[i].asked = n.sent > 0
 	}
 	// What an attempt without a grant left open, its error has told.
 	r.needed = min(s.q, known)
 	if r.lease {
 		r.needed = s.q
 	}
-	if r.needed == 0 {
-		close(r.done)
-	}
-	for i, p := range s.peers {
-		if r.asked[i] {
-			r.send(p, r.call(r.a.nodes[i]), true)
-		}
-	}
+	r.confirmed = r.needed == 0
 	return r
 }
 
-// call is the RELEASE for one node. Where the node's mark is known to stand at the highest
-// stamp sent there, it need not be looked at.
-func (r *releasing) call(n atNode) debt {
-	stamp, held := n.sent, "0"
-	if n.marked == n.sent {
-		stamp = 0
+// releaseCall is one RELEASE.
+type releaseCall struct {
+	stamp      int64
+	keys, args [2]string
+}
+
+// write sets what is sent to one node. Where its mark is known to stand at the highest stamp
+// sent there, that need not be looked at.
+func (w *releaseCall) write(r *releasing, index int) Call {
+	r.c.mu.Lock()
+	n := r.a.nodes[index]
+	r.c.mu.Unlock()
+	w.keys[0], w.args = r.c.vote, [2]string{r.a.owner, "0"}
+	keys := w.keys[:1]
+	if w.stamp = 0; n.marked != n.sent {
+		w.stamp = n.sent
+		w.keys[1], w.args[1] = markKey(r.c.vote), strconv.FormatInt(n.sent, 10)
+		keys = w.keys[:]
 	}
-	if r.lease {
-		held = "1"
-	}
-	return debt{
-		call: Call{
-			Script: r.c.s.scripts.release,
-			Keys:   []string{r.c.vote, r.c.mark},
-			Args:   []string{r.a.owner.text, strconv.FormatInt(stamp, 10), held, "", "", ""},
-			Once:   true,
-		},
-		stamp: stamp,
-		until: r.until,
+	return Call{Script: r.c.s.scripts.release, Keys: keys, Args: w.args[:], Once: true}
+}
+
+// debt is the RELEASE for one node, to be repeated.
+func (r *releasing) debt(p *peer) debt {
+	w := new(releaseCall)
+	call := w.write(r, p.index)
+	r.c.mu.Lock()
+	defer r.c.mu.Unlock()
+	return debt{call: call, stamp: w.stamp, until: r.until,
+		done: func(freed bool, err error, first bool) { r.deliver(p, freed, err, first) }}
+}
+
+// send asks the nodes that have not answered: at once, or by a node's debts where it has not
+// been answering. first says that they are asked for the first time.
+func (r *releasing) send(first bool) {
+	for _, p := range r.c.s.peers {
+		r.mu.Lock()
+		ask := r.nodes[p.index].asked && !r.nodes[p.index].answered
+		r.mu.Unlock()
+		if ask {
+			r.ask(p, first)
+		}
 	}
 }
 
-// send asks one node: at once, or by the node's debts where it has not been answering. first
-// says that it is asked for the first time.
-func (r *releasing) send(p *peer, d debt, first bool) {
-	d.done = func(freed bool, err error, first bool) { r.deliver(p, freed, err, first) }
+func (r *releasing) ask(p *peer, first bool) {
+	d := r.debt(p)
 	if err := p.silent(); err != nil {
 		r.deliver(p, false, err, true)
 		p.owe(d)
 		return
 	}
 	p.s.sending.begin()
-	go func() {
+	sent := p.s.clock.Now()
+	late := time.AfterFunc(p.s.opts.NodeTimeout, func() { // the client may never return
+		p.note(errNoAnswer{p.s.opts.NodeTimeout}, sent)
+		p.owe(d)
+	})
+	p.post(d.call, func(reply Reply) {
 		defer p.s.sending.end()
-		sent := p.s.clock.Now()
-		late := time.AfterFunc(p.s.opts.NodeTimeout, func() { // the client may never return
-			p.note(errNoAnswer{p.s.opts.NodeTimeout}, sent)
-			p.owe(d)
-		})
-		freed, wait, err := parseRelease(p.run(d.call)[0], d.stamp)
 		owed := !late.Stop()
-		if err == nil || codeOf(err) != "" {
-			p.answered()
-		} else {
-			p.note(err, sent)
-		}
-		p.tell(r.trace, "release", r.c.key, kindOfRelease(freed, err), err, sent)
-		r.deliver(p, freed, err, first && !owed)
-		if !owed && (err != nil || wait > 0 && !off(ruleMRepeat)) {
+		if wait, repeat := r.take(p, reply, d.stamp, sent, first && !owed); repeat && !owed {
 			p.owe(d.after(p.s.clock.Now(), wait))
 		}
-	}()
+	})
+}
+
+// direct asks the only node in this goroutine, and reports whether it did.
+func (r *releasing) direct(ctx context.Context, first bool) bool {
+	s := r.c.s
+	p := s.peers[0]
+	node := p.direct(ctx)
+	if node == nil || !r.nodes[0].asked || p.silent() != nil {
+		return false
+	}
+	d := s.directCall()
+	d.call = d.release.write(r, 0)
+	stamp := d.release.stamp
+	s.sending.begin()
+	sent := s.clock.Now()
+	reply := p.runOne(node, &d.call)
+	s.sending.end()
+	s.calls.Put(d)
+	if wait, repeat := r.take(p, reply, stamp, sent, first); repeat {
+		p.owe(r.debt(p).after(s.clock.Now(), wait))
+	}
+	return true
+}
+
+// take books a reply, and reports whether RELEASE must be sent again, and after what pause.
+func (r *releasing) take(p *peer, reply Reply, stamp int64, sent clock.Instant, first bool) (wait time.Duration, repeat bool) {
+	freed, wait, err := parseRelease(reply, stamp)
+	switch {
+	case err == nil || codeOf(err) != "":
+		p.answered()
+	case err != errStale:
+		p.note(err, sent)
+	}
+	p.tell(r.trace, "release", r.c.key(), kindOfRelease(freed, err), err, sent)
+	r.deliver(p, freed, err, first)
+	return wait, err != nil || wait > 0 && !off(ruleMRepeat)
 }
 
 func kindOfRelease(freed bool, err error) kind {
@@ -274,14 +328,15 @@ func kindOfRelease(freed bool, err error) kind {
 func (r *releasing) deliver(p *peer, freed bool, err error, first bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.have[p.index] {
+	n := &r.nodes[p.index]
+	if n.answered {
 		return
 	}
-	r.nodes[p.index] = p.outcome(kindOfRelease(freed, err), permanent(p.name, r.c.vote, err))
+	n.outcome, n.err = kindOfRelease(freed, err), permanent(p.name, r.c.vote, err)
 	if err != nil {
 		return
 	}
-	r.have[p.index] = true
+	n.answered = true
 	r.answered++
 	if first && !freed {
 		r.gone++
@@ -291,7 +346,10 @@ func (r *releasing) deliver(p *peer, freed bool, err error, first bool) {
 		if r.lease && r.gone > len(r.nodes)-r.c.s.q {
 			r.result = &store.LostError{}
 		}
-		close(r.done)
+		r.confirmed = true
+		if r.done != nil {
+			close(r.done)
+		}
 	}
 }
 
@@ -300,16 +358,20 @@ func (r *releasing) wait(ctx context.Context) error {
 	if r.lost != nil {
 		return r.lost // whatever the nodes answer
 	}
-	if !r.confirmed() {
-		limit := time.NewTimer(r.c.s.opts.NodeTimeout)
-		defer limit.Stop()
-		select {
-		case <-r.done:
-		case <-ctx.Done():
-			return r.unconfirmed(ctx.Err())
-		case <-limit.C:
-			return r.unconfirmed(nil)
-		}
+	r.mu.Lock()
+	confirmed, result := r.confirmed, r.result
+	r.mu.Unlock()
+	if confirmed {
+		return result
+	}
+	limit := time.NewTimer(r.c.s.opts.NodeTimeout)
+	defer limit.Stop()
+	select {
+	case <-r.waited():
+	case <-ctx.Done():
+		return r.unconfirmed(ctx.Err())
+	case <-limit.C:
+		return r.unconfirmed(nil)
 	}
 	return r.result
 }
@@ -322,10 +384,15 @@ func (r *releasing) unconfirmed(cause error) error {
 		e.kinds = append(e.kinds, cause)
 	}
 	for i, n := range r.nodes {
-		if r.asked[i] && n.Err == nil && n.Outcome == "not asked" {
-			n = NodeError{Node: n.Node, Outcome: noAnswer.String(), Err: errNoAnswer{r.c.s.opts.NodeTimeout}}
+		p := r.c.s.peers[i]
+		switch {
+		case !n.asked:
+			e.Nodes = append(e.Nodes, NodeError{Node: p.name, Outcome: "not asked"})
+		case !n.answered && n.err == nil:
+			e.Nodes = append(e.Nodes, p.outcome(noAnswer, errNoAnswer{r.c.s.opts.NodeTimeout}))
+		default:
+			e.Nodes = append(e.Nodes, p.outcome(n.outcome, n.err))
 		}
-		e.Nodes = append(e.Nodes, n)
 	}
 	return e
 }

@@ -1,18 +1,18 @@
 -- RELEASE of docs/protocol.md 1.2.
--- KEYS vote, mark
--- ARGV owner, stamp (0: the mark is known to stand there), held, reserve in ms, next owner,
---      its stamp; the last four are the queue's
+-- KEYS vote [, mark]
+-- ARGV owner, stamp (0: the mark is known to stand there, and is not named)
+-- Answers by how many votes were deleted: 1 or 0.
 local freed = 0
 if redis.pcall('GET', KEYS[1]) == ARGV[1] then -- pcall: the key may hold another kind of value by now
   redis.call('DEL', KEYS[1]) -- first: a deletion is never refused for want of memory
   freed = 1
 end
 local S = tonumber(ARGV[2])
-if S == 0 then return {'DONE', freed, 0} end
+if S == 0 then return freed end
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 if S > now + @AHEAD@ then return {'AHEAD', freed, now} end -- no tombstone yet
 if S > math.max(tonumber(redis.call('GET', KEYS[2]) or '0'), now - @MARGIN@) then
   redis.call('SET', KEYS[2], ARGV[2], 'PX', @LIFE@) -- tombstone: every late VOTE of this owner is LOW
 end
-return {'DONE', freed, now}
+return freed

@@ -96,10 +96,10 @@ func TestSlot(t *testing.T) {
 func FuzzParseReplies(f *testing.F) {
 	f.Add("OK", int64(1), int64(2), "o", int64(3), uint8(5))
 	f.Add("BUSY", int64(1), int64(2), "o", int64(-1), uint8(5))
-	f.Add("DONE", int64(1), int64(2), "", int64(0), uint8(3))
+	f.Add("AHEAD", int64(1), int64(2), "", int64(0), uint8(3))
 	f.Fuzz(func(t *testing.T, word string, a, b int64, owner string, c int64, n uint8) {
 		reply := []any{word, a, b, owner, c}[:min(int(n), 5)]
-		if v, err := parseVote(reply); (err == nil) == (v.kind == noAnswer) {
+		if v, err := parseVote(reply, b); (err == nil) == (v.kind == noAnswer) {
 			t.Errorf("VOTE %v: %v, %v", reply, v, err)
 		}
 		for _, r := range [][]any{reply, {word, owner, c}, {word, a}} {

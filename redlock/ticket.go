@@ -25,15 +25,15 @@ func (s *Store) Ticket(sc store.Claim) (string, error) {
 	case c.ended || c.ticketed:
 		return "", store.ErrReleased
 	case !c.held:
-		return "", &store.InvalidError{Field: "claim", Value: c.key, Rule: "is not granted; only a lease has a ticket"}
+		return "", &store.InvalidError{Field: "claim", Value: c.key(), Rule: "is not granted; only a lease has a ticket"}
 	case s.clock.Passed(c.until):
 		return "", &store.LostError{}
 	}
 	c.ticketed, c.held = true, false
 	t := store.Ticket{
 		Store: s.info.Fingerprint,
-		Key:   []byte(c.key),
-		Owner: c.attempt.owner.text,
+		Key:   []byte(c.key()),
+		Owner: c.attempt.owner,
 		Token: c.token,
 		TTL:   c.ttl,
 		Boot:  s.boot,
@@ -72,7 +72,8 @@ func (s *Store) Adopt(ctx context.Context, ticket string) (store.Claim, store.Gr
 	}
 	o := parseOwner(t.Owner)
 	c.birth, c.label = o.birth, encodeLabel(o.label)
-	c.attempt = &attempt{owner: o, stamp: t.Stamp, nodes: make([]atNode, len(s.peers))}
+	c.attempt = c.newAttempt(o.text)
+	c.attempt.stamp = t.Stamp
 	for i, until := range t.Nodes {
 		c.attempt.nodes[i].sent = t.Stamp
 		if until > 0 {

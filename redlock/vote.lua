@@ -1,6 +1,7 @@
 -- VOTE of docs/protocol.md 1.2: acquire, and heal a node that has lost the vote.
 -- KEYS vote, mark [, {holdfast}:checked]
--- ARGV owner, ttl in ms, stamp in us, park (the queue's; empty: do not park)
+-- ARGV owner, ttl in ms, stamp in us
+-- Answers OK by the node's clock alone, in us; anything else by its name, the mark and the clock.
 -- Admitted for replication id @REPLID@, check @CHECK@, longest ttl @MAXTTL@ ms.
 local m = redis.call('MGET', unpack(KEYS))
 --[[CHECK]]
@@ -24,9 +25,9 @@ elseif S > f then
     return redis.error_reply('WRONGTYPE the key holds another kind of value') -- MGET hides it
   end
   redis.call('SET', KEYS[2], ARGV[3], 'PX', @LIFE@) -- as it came: a Lua number would be rounded when printed
-  return {'OK', S, now}
+  return now -- OK
 elseif cur and m[2] and S == tonumber(m[2]) then
-  return {'OK', f, now} -- a retransmission
+  return now -- OK: a retransmission
 else
   why = 'LOW'
 end

@@ -68,8 +68,11 @@ func (w *wire) pass(calls []redlock.Call) []redlock.Reply {
 		if replies[i].Err == nil {
 			w.done[operation(c)]++
 			w.last[operation(c)] = c
-			if list, ok := replies[i].Value.([]any); ok {
-				w.words[operation(c)], _ = list[0].(string)
+			switch v := replies[i].Value.(type) {
+			case []any:
+				w.words[operation(c)], _ = v[0].(string)
+			case int64:
+				w.words[operation(c)] = "DONE"
 			}
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -82,25 +83,30 @@ func refuse(client any) (redlock.Node, error) {
 type single struct {
 	name   string
 	client *redis.Client
-	// timed are clones of client by the power of two of their timeout in ms. They share its
-	// connections.
-	timed [16]atomic.Pointer[redis.Client]
+	// timed are clones of client by their timeout. They share its connections.
+	timed [16 * 17]atomic.Pointer[redis.Client]
+	looks sync.Pool // of *look
 }
+
+var _ redlock.Single = (*single)(nil)
 
 func (n *single) Name() string { return n.name }
 
-// within is the client with a timeout that fits the deadline of ctx: the next power of two,
-// so that few clones serve all calls. A shorter timeout of the client's own stays.
+// within is the client with a timeout that fits the deadline of ctx, or is longer by an eighth
+// at the most, so that few clones serve all calls. A shorter timeout of the client's own stays.
 func (n *single) within(ctx context.Context) *redis.Client {
 	deadline, ok := ctx.Deadline()
 	if !ok || n.client.Options().ContextTimeoutEnabled {
 		return n.client
 	}
-	i := bits.Len64(uint64(max(time.Until(deadline).Milliseconds(), 1)))
+	ms := max(time.Until(deadline).Milliseconds(), 1)
+	shift := max(bits.Len64(uint64(ms))-4, 0)
+	units := (ms-1)>>shift + 1 // 16 at the most
+	i := shift*17 + int(units)
 	if i >= len(n.timed) {
 		return n.client
 	}
-	timeout := time.Millisecond << i
+	timeout := time.Duration(units<<shift) * time.Millisecond
 	if own := n.client.Options().ReadTimeout; own > 0 && own <= timeout {
 		return n.client
 	}
@@ -116,6 +122,64 @@ func (n *single) Run(ctx context.Context, calls ...redlock.Call) []redlock.Reply
 	ctx, stop := n.watch(ctx)
 	defer stop()
 	return run(ctx, n.within(ctx), calls)
+}
+
+// RunOne implements [redlock.Single].
+func (n *single) RunOne(ctx context.Context, call *redlock.Call) redlock.Reply {
+	if err := ctx.Err(); err != nil {
+		return redlock.Reply{Err: err}
+	}
+	l := n.lookLater(ctx)
+	client := n.within(ctx)
+	r := one(ctx, client, "evalsha", call)
+	if unknown(call, r.Err) {
+		r = one(ctx, client, "eval", call)
+	}
+	unreachable := n.lookNoMore(l)
+	if unreachable != nil && errors.Is(r.Err, context.DeadlineExceeded) {
+		r.Err = unreachable
+	}
+	return r
+}
+
+// look finds out why a call without an answer has none; it costs nothing otherwise.
+type look struct {
+	timer *time.Timer
+	seen  atomic.Pointer[error]
+}
+
+// lookLater looks whether the server can be reached where half of the time has passed.
+func (n *single) lookLater(ctx context.Context) *look {
+	deadline, _ := ctx.Deadline()
+	l, ok := n.looks.Get().(*look)
+	if ok {
+		l.timer.Reset(time.Until(deadline) / 2)
+		return l
+	}
+	l = new(look)
+	l.timer = time.AfterFunc(time.Until(deadline)/2, func() {
+		opt := n.client.Options()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		conn, err := opt.Dialer(ctx, opt.Network, opt.Addr)
+		if err != nil {
+			l.seen.Store(&err)
+			return
+		}
+		conn.Close()
+	})
+	return l
+}
+
+func (n *single) lookNoMore(l *look) error {
+	if l.timer.Stop() {
+		n.looks.Put(l)
+		return nil
+	}
+	if err := l.seen.Load(); err != nil {
+		return *err
+	}
+	return nil
 }
 
 func (n *single) Pinned(ctx context.Context, _ string, fn func(do func(...string) (any, error)) error) error {
@@ -190,17 +254,57 @@ func run(ctx context.Context, client redis.Cmdable, calls []redlock.Call) []redl
 		all[i] = i
 	}
 	send(ctx, client, "evalsha", calls, all, replies)
-	unknown := all[:0]
+	unknowns := all[:0]
 	for i, r := range replies {
-		var e *redlock.ServerError
-		if !calls[i].Strict && errors.As(r.Err, &e) && e.Code() == "NOSCRIPT" {
-			unknown = append(unknown, i)
+		if unknown(&calls[i], r.Err) {
+			unknowns = append(unknowns, i)
 		}
 	}
-	if len(unknown) > 0 {
-		send(ctx, client, "eval", calls, unknown, replies)
+	if len(unknowns) > 0 {
+		send(ctx, client, "eval", calls, unknowns, replies)
 	}
 	return replies
+}
+
+// unknown says that the server does not have the script of a call that may be sent whole.
+func unknown(c *redlock.Call, err error) bool {
+	if c.Strict || err == nil {
+		return false
+	}
+	var e *redlock.ServerError
+	return errors.As(err, &e) && e.Code() == "NOSCRIPT"
+}
+
+// one sends one call.
+func one(ctx context.Context, client *redis.Client, command string, c *redlock.Call) (r redlock.Reply) {
+	cmd := newCmd(ctx, command, c)
+	var err error
+	if c.Once {
+		err = client.Process(ctx, once{cmd})
+	} else {
+		err = client.Process(ctx, cmd)
+	}
+	if cmd.Err() == nil && cmd.Val() == nil && err != nil {
+		cmd.SetErr(err)
+	}
+	r.Value, r.Err = answer(ctx, cmd)
+	return r
+}
+
+func newCmd(ctx context.Context, command string, c *redlock.Call) *redis.Cmd {
+	script := c.Script.SHA1
+	if command == "eval" {
+		script = c.Script.Text
+	}
+	args := make([]any, 0, 3+len(c.Keys)+len(c.Args))
+	args = append(args, command, script, len(c.Keys))
+	for _, k := range c.Keys {
+		args = append(args, k)
+	}
+	for _, a := range c.Args {
+		args = append(args, a)
+	}
+	return redis.NewCmd(ctx, args...)
 }
 
 // send sends the calls with the given indices as one pipeline and sets their replies.
@@ -211,21 +315,8 @@ func send(ctx context.Context, client redis.Cmdable, command string, calls []red
 	pipe := client.Pipeline()
 	cmds := make([]*redis.Cmd, len(indices))
 	for j, i := range indices {
-		c := calls[i]
-		script := c.Script.SHA1
-		if command == "eval" {
-			script = c.Script.Text
-		}
-		args := make([]any, 0, 3+len(c.Keys)+len(c.Args))
-		args = append(args, command, script, len(c.Keys))
-		for _, k := range c.Keys {
-			args = append(args, k)
-		}
-		for _, a := range c.Args {
-			args = append(args, a)
-		}
-		cmds[j] = redis.NewCmd(ctx, args...)
-		if c.Once {
+		cmds[j] = newCmd(ctx, command, &calls[i])
+		if calls[i].Once {
 			_ = pipe.Process(ctx, once{cmds[j]}) // which only queues it
 		} else {
 			_ = pipe.Process(ctx, cmds[j])

@@ -56,6 +56,8 @@ func noName() error {
 	return &store.InvalidError{Field: "node", Rule: "the name must not be empty"}
 }
 
+var _ redlock.Single = (*node)(nil)
+
 type node struct {
 	name   string
 	client func(ctx context.Context) (rueidis.Client, error)
@@ -77,6 +79,16 @@ func (n *node) Run(ctx context.Context, calls ...redlock.Call) []redlock.Reply {
 		many(ctx, client, calls, replies)
 	}
 	return replies
+}
+
+// RunOne implements [redlock.Single]: rueidis sets the deadline of ctx on the connection, or
+// waits for the shared one no longer than that.
+func (n *node) RunOne(ctx context.Context, call *redlock.Call) redlock.Reply {
+	client, err := n.connect(ctx)
+	if err != nil {
+		return redlock.Reply{Err: err}
+	}
+	return one(ctx, client, call)
 }
 
 // connect answers the client, unless ctx is done.
