@@ -27,8 +27,16 @@ type bed struct {
 	suspend func(time.Duration) // lets the boot clock, and nothing else, go on
 }
 
-// bubble runs a test in a bubble, over a memstore whose calls can fail.
+// bubble runs a test twice, each time in a bubble, over a memstore whose calls can fail: one
+// whose calls the Locker races, and one that is prompt, whose calls must return by themselves.
 func bubble(t *testing.T, o Options, test func(*bed)) {
+	t.Helper()
+	racedBubble(t, o, test)
+	promptBubble(t, o, test)
+}
+
+// racedBubble is the half of bubble where the store may hang.
+func racedBubble(t *testing.T, o Options, test func(*bed)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		mem := memstore.New()
@@ -36,6 +44,24 @@ func bubble(t *testing.T, o Options, test func(*bed)) {
 		test(newBed(t, mem, s, faults, o))
 	})
 }
+
+func promptBubble(t *testing.T, o Options, test func(*bed)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		mem := memstore.New()
+		s, faults := storetest.NewFaults(mem)
+		test(newBed(t, mem, prompt{s, s.(store.BatchExtender), s.(store.Adopter)}, faults, o))
+	})
+}
+
+// prompt is a store that says so, whatever the faults do.
+type prompt struct {
+	store.Store
+	store.BatchExtender
+	store.Adopter
+}
+
+func (prompt) Prompt() {}
 
 // plainBubble does the same over a store without any optional interface.
 func plainBubble(t *testing.T, o Options, test func(*bed)) {

@@ -298,12 +298,13 @@ func (l *Lease) expiry(now clock.Instant) error {
 	return e
 }
 
-// lose ends the lease as lost, and returns the event to tell. A lost lease is never valid
-// again.
-func (l *Lease) lose(cause error, now clock.Instant) (e Event) {
+// lose ends the lease as lost, and returns the event to tell, if that is the caller's to do.
+// A lost lease is never valid again.
+func (l *Lease) lose(cause error, now clock.Instant) Event {
 	if !l.finish(cause, now) {
 		return nil
 	}
+	var e Event
 	if l.k.watched() {
 		l.mu.Lock()
 		e = Lost{Key: l.key, Token: l.token, Owner: l.owner, Held: now.Since(l.granted), Overrun: now.Since(l.ended), Err: l.err}
@@ -311,13 +312,16 @@ func (l *Lease) lose(cause error, now clock.Instant) (e Event) {
 	}
 	if !errors.Is(cause, ErrMaxHold) {
 		l.k.f.vacate(l)
-	} else if l.startGiving() {
-		l.k.f.later(func() {
-			ctx := context.Background()
-			l.k.observe(ctx, l.give(ctx, now))
-		})
+		return e
 	}
-	return e
+	l.k.f.later(func() { // the loss is told before the release, and the Observer may release
+		ctx := context.Background()
+		l.k.observe(ctx, e)
+		if l.startGiving() {
+			l.k.observe(ctx, l.give(ctx, now))
+		}
+	})
+	return nil
 }
 
 // finish ends the validity, once. No extension begins afterwards.

@@ -88,7 +88,7 @@ func TestLossAtTheDeadline(t *testing.T) {
 			bubble(t, Options{}, func(b *bed) {
 				l := b.acquire("k")
 				ctx := l.Context(b.ctx)
-				hung := make(chan struct{})
+				hung, fault := make(chan struct{}), fault
 				if fault == nil {
 					fault = storetest.HangUntil(hung)
 				}
@@ -554,7 +554,7 @@ func TestReleaseThatFailed(t *testing.T) {
 
 // CTX-01: also with a done context, and with a store that hangs.
 func TestReleaseIsDetached(t *testing.T) {
-	bubble(t, Options{}, func(b *bed) {
+	racedBubble(t, Options{}, func(b *bed) {
 		ctx, cancel := context.WithCancel(b.ctx)
 		l, err := b.locks.Acquire(ctx, "k")
 		if err != nil {

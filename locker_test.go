@@ -339,7 +339,7 @@ func TestCancelAtAnyMoment(t *testing.T) {
 // A store that ignores the context holds up neither Acquire nor TryAcquire, and what it
 // grants later is given back.
 func TestStoreThatHangs(t *testing.T) {
-	bubble(t, Options{TTL: 2 * time.Second}, func(b *bed) {
+	racedBubble(t, Options{TTL: 2 * time.Second}, func(b *bed) {
 		freed := make(chan struct{})
 		b.faults.SetAll(storetest.HangUntil(freed))
 		ctx, cancel := context.WithTimeout(b.ctx, time.Second)

@@ -539,9 +539,10 @@ func (r *runner) pause(w *waiter) {
 	}
 	var held *HeldError
 	errors.As(r.last, &held)
-	if left := r.own(); left > 0 && held != nil {
+	if held != nil && r.own() > 0 {
 		r.quick = 0
-		r.sleep(left)
+		for left := r.own(); left > 0 && !r.sleep(left); left = r.own() {
+		}
 		return
 	}
 	waiter, ok := r.claim.(store.Waiter)
@@ -604,11 +605,14 @@ func backoff(least, most time.Duration, fails int) time.Duration {
 	return min(most, least<<min(max(fails-1, 0), 16))
 }
 
-func (r *runner) sleep(d time.Duration) {
+// sleep reports whether it was woken.
+func (r *runner) sleep(d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-r.wake:
+		return true
 	case <-t.C:
+		return false
 	}
 }

@@ -16,8 +16,8 @@ import (
 const (
 	maxInFlight = 16  // batches, and so goroutines, that wait for the store's answers
 	maxBatch    = 512 // leases in one batch
-	company     = 256 // leases in one batch of which some are not due yet
-	fewLeases   = 64  // the load of so many need not be spread
+	fewLeases   = 64  // so many are extended in company; of more, the load is spread
+	portion     = 64  // leases that are extended at a time where the load is spread
 )
 
 // scheduler watches and extends the leases of one family. It is driven by one timer, which
@@ -39,9 +39,9 @@ type scheduler struct {
 	watched clock.Instant // since when sleep is counted, and how much there was
 	slept   time.Duration
 
-	rate float64       // extensions per second that the leases ask for, evenly spread
-	owed float64       // how many such a load would have sent by then, and were not
-	then clock.Instant // when that was counted
+	rate float64 // extensions per second that the leases ask for
+	owed float64 // how many an even load would have sent until then, and were not
+	then clock.Instant
 }
 
 // The agendas, and the indices of Lease.at and Lease.place.
@@ -107,7 +107,7 @@ func (s *scheduler) look(l *Lease, now clock.Instant) {
 
 // hurry brings the next pass forward where it would come too late for l. s.mu is held.
 func (s *scheduler) hurry(l *Lease, now clock.Instant) {
-	wait := min(s.tick, l.at[ends]-on(now))
+	wait := min(s.beat(), l.at[ends]-on(now))
 	if l.place[dues] > 0 && s.inFlight < maxInFlight {
 		wait = min(wait, l.at[dues]-on(now))
 	}
@@ -128,14 +128,19 @@ func (s *scheduler) arm(wait time.Duration, now clock.Instant) {
 
 // wait returns how long there is nothing to do. s.mu is held, and there is a lease.
 func (s *scheduler) wait(now clock.Instant) time.Duration {
-	wait := min(s.tick, s.ends.leases[0].at[ends]-on(now))
-	if n := len(s.dues.leases); n > 0 && s.inFlight < maxInFlight { // else the end of a batch brings the next pass
+	wait := min(s.beat(), s.ends.leases[0].at[ends]-on(now))
+	if len(s.dues.leases) > 0 && s.inFlight < maxInFlight { // else the end of a batch brings the next pass
 		wait = min(wait, s.dues.leases[0].at[dues]-on(now))
-		if n > fewLeases {
-			wait = min(wait, max(time.Millisecond, time.Duration(company/s.rate*float64(time.Second))))
-		}
 	}
 	return max(0, wait)
+}
+
+// beat returns the longest time between two passes. s.mu is held, and there is a lease.
+func (s *scheduler) beat() time.Duration {
+	if len(s.dues.leases) <= fewLeases || s.inFlight == maxInFlight {
+		return s.tick
+	}
+	return min(s.tick, max(time.Millisecond, time.Duration(portion/s.rate*float64(time.Second))))
 }
 
 // pass ends what has run out, sends what is due, and looks whether the machine slept.
@@ -187,10 +192,11 @@ type batch struct {
 	leases []*Lease
 }
 
-// take returns what is due, as far as the bound on batches allows, and some that will be
-// soon: in company, or to spread the load. s.mu is held.
+// take returns what is due, as far as the bound on batches allows, and some that will be: of
+// few leases those that will be soon, where one is; of many as many as an even load has.
+// s.mu is held.
 func (s *scheduler) take(now clock.Instant) (batches []*batch) {
-	share := s.share(now)
+	share, few := s.share(now), len(s.dues.leases) <= fewLeases
 	limit := 1
 	if _, ok := s.f.store.(store.BatchExtender); ok {
 		limit = maxBatch
@@ -200,8 +206,9 @@ func (s *scheduler) take(now clock.Instant) (batches []*batch) {
 	for ; len(s.dues.leases) > 0; taken++ {
 		l := s.dues.leases[0]
 		wait := l.at[dues] - on(now)
-		early := 0 < taken && taken < company && wait <= l.every/10
-		if wait > 0 && !early && (taken >= share || wait > l.every*9/10) {
+		company := few && taken > 0 && wait <= l.every/10
+		spread := taken < share && wait <= l.every*49/50 // leave alone what may not live long
+		if wait > 0 && !company && !spread {
 			break
 		}
 		b := open[l.ttl]
@@ -225,15 +232,16 @@ func (s *scheduler) take(now clock.Instant) (batches []*batch) {
 }
 
 // share returns how many leases are to be extended now, due or not, so that the store has an
-// even load also where all of them were granted, or recovered, at once. s.mu is held.
+// even load also where all of them were granted, or recovered, at once. The load is a little
+// larger than it need be: else what a late timer leaves out would gather. s.mu is held.
 func (s *scheduler) share(now clock.Instant) int {
-	passed := min(now.Sub(s.then), s.tick)
+	passed := now.Sub(s.then)
 	s.then = now
 	if len(s.dues.leases) <= fewLeases {
 		s.owed = 0
 		return 0
 	}
-	s.owed = min(s.owed+s.rate*passed.Seconds(), s.rate*s.tick.Seconds())
+	s.owed = min(s.owed+1.03*s.rate*passed.Seconds(), 1.5*portion)
 	return int(s.owed)
 }
 

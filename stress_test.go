@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/memstore"
+	"github.com/holdfast-go/holdfast/store"
 	"github.com/holdfast-go/holdfast/store/storetest"
 )
 
@@ -22,7 +23,7 @@ func TestExclusionUnderFaults(t *testing.T) {
 	if os.Getenv("HOLDFAST_SOAK") != "" {
 		span = time.Hour
 	}
-	bubble(t, Options{TTL: 300 * time.Millisecond}, func(b *bed) {
+	racedBubble(t, Options{TTL: 300 * time.Millisecond}, func(b *bed) {
 		keys := []string{"a", "b", "c"}
 		var mu sync.Mutex
 		valid := map[string]*Lease{}
@@ -43,8 +44,11 @@ func TestExclusionUnderFaults(t *testing.T) {
 		var wg sync.WaitGroup
 		stop := time.Now().Add(span)
 		injected := 0
-		for range 3 {
+		for i := range 4 {
 			s, faults := storetest.NewFaults(b.mem.Peer())
+			if i%2 == 0 {
+				s = prompt{s, s.(store.BatchExtender), s.(store.Adopter)}
+			}
 			k := locker(t, s, &Options{TTL: 300 * time.Millisecond})
 			wg.Go(func() {
 				kinds := []storetest.Fault{storetest.LoseReply, storetest.LoseRequest, storetest.Hang, storetest.Delay(50 * time.Millisecond), storetest.DelayReply(400 * time.Millisecond), storetest.Duplicate}
