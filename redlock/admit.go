@@ -160,7 +160,7 @@ func (p *peer) identify(do func(args ...string) (any, error)) (identity, error) 
 		v, err := do("INFO", section)
 		if err != nil {
 			if codeOf(err) == "NOPERM" {
-				return identity{}, refuse(p.name, "does not allow INFO; add +info +script|load +hmget +hget +hset to the user's rules, or set TrustRestarts")
+				return identity{}, refuse(p.name, oneLine(err.Error())+"; "+rights+". TrustRestarts needs no INFO")
 			}
 			return identity{}, err
 		}

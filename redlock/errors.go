@@ -137,6 +137,7 @@ func (e misconfigured) Unwrap() error { return e.error }
 const (
 	aclRules    = "+eval +evalsha +script|load +info +time +exists +get +mget +set +del +pttl +pexpire +hget +hset +hmget +type +scan +publish +subscribe"
 	aclPatterns = "the keys KEY and {KEY}:* of every lock, {holdfast}:* and the channels &holdfast:*"
+	rights      = "Holdfast needs the rules " + aclRules + ", and " + aclPatterns
 )
 
 // permanent returns the refusal that an error amounts to: errors that no waiting mends. Other
@@ -178,13 +179,13 @@ func permanent(node, key string, err error) error {
 }
 
 func refuseRights(node, text string) error {
-	return refuse(node, text+"; Holdfast needs the rules "+aclRules+", and "+aclPatterns)
+	return refuse(node, text+"; "+rights)
 }
 
 // closedAtOnce adds to the error of a first contact what most often is behind it.
 func closedAtOnce(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
-		return fmt.Errorf("%w; the connection was closed before anything was answered, as by a server that wants TLS or a client's certificate", err)
+		return fmt.Errorf("%w; the connection was closed before anything was answered, as by a server that wants TLS or a client's certificate, or is in protected mode", err)
 	}
 	return err
 }

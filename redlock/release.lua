@@ -3,7 +3,9 @@
 -- ARGV owner, stamp (0: the mark is known to stand there, and is not named)
 -- Answers by how many votes were deleted: 1 or 0.
 local freed = 0
-if redis.pcall('GET', KEYS[1]) == ARGV[1] then -- pcall: the key may hold another kind of value by now
+local cur = redis.pcall('GET', KEYS[1])
+if type(cur) == 'table' and not string.find(cur.err, 'WRONGTYPE', 1, true) then return cur end
+if cur == ARGV[1] then -- the key may also hold another kind of value by now
   redis.call('DEL', KEYS[1]) -- first: a deletion is never refused for want of memory
   freed = 1
 end

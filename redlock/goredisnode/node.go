@@ -188,16 +188,20 @@ func (n *single) Pinned(ctx context.Context, _ string, fn func(do func(...string
 	return pinned(ctx, n.within(ctx), fn)
 }
 
+// maxLook bounds how long watch waits before it looks.
+const maxLook = 100 * time.Millisecond
+
 // watch is ctx, cancelled early where the server cannot be reached, with that as the cause. By
 // itself go-redis dials again and again until the deadline, and then tells nothing else. The
-// look costs a connection, and only where a quarter of the time has passed without an answer.
+// look costs a connection, and only where a quarter of the time, or maxLook, has passed without
+// an answer: an admission has more time than those who wait for it.
 func (n *single) watch(ctx context.Context) (context.Context, func()) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
 		return ctx, func() {}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	look := time.AfterFunc(time.Until(deadline)/4, func() {
+	look := time.AfterFunc(min(time.Until(deadline)/4, maxLook), func() {
 		opt := n.client.Options()
 		conn, err := opt.Dialer(ctx, opt.Network, opt.Addr)
 		if err != nil {
@@ -360,7 +364,7 @@ func answer(ctx context.Context, cmd *redis.Cmd) (any, error) {
 	switch {
 	case err == nil:
 		return plain(v), nil
-	case errors.Is(err, redis.Nil):
+	case err == redis.Nil: // as it is: in another error it is a Sentinel's, which knows no such master
 		return nil, nil // the server's nil is a value
 	case errors.Is(err, context.Canceled):
 		return nil, cmp.Or(context.Cause(ctx), err)
@@ -371,7 +375,7 @@ func answer(ctx context.Context, cmd *redis.Cmd) (any, error) {
 // serverError turns a reply of the server that is an error into a [redlock.ServerError].
 func serverError(err error) error {
 	var e redis.Error
-	if errors.As(err, &e) {
+	if errors.As(err, &e) && e != redis.Nil {
 		return &redlock.ServerError{Text: e.Error()}
 	}
 	return err

@@ -1,0 +1,126 @@
+package deploy_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/conformance/internal/kit"
+	"github.com/holdfast-go/holdfast/conformance/internal/rig"
+	"github.com/holdfast-go/holdfast/servertest"
+)
+
+// app gives a server a user with these rules alone.
+func app(t *testing.T, s *servertest.RedisServer, rules ...string) way {
+	t.Helper()
+	rig.Must(t, s, append([]string{"ACL", "SETUSER", "app", "reset", "on", ">pass=1"}, rules...)...)
+	w := to(s)
+	w.user, w.password = "app", "pass=1"
+	return w
+}
+
+// advised are the rules that a refusal tells people to add.
+func advised(t *testing.T, c client) (rules []string) {
+	t.Helper()
+	_, err := try(t, c.locker(t, app(t, old(t), "~*", "&*")), "k")
+	check(t, "a user without rights", err, holdfast.ErrInvalid, "needs the rules")
+	for _, word := range strings.Fields(err.Error()) {
+		if strings.HasPrefix(word, "+") {
+			rules = append(rules, strings.TrimRight(word, ","))
+		}
+	}
+	if len(rules) < 10 {
+		t.Fatalf("no rules in %v", err)
+	}
+	return rules
+}
+
+// lockPatterns are the keys of the locks of an application, and the channel.
+var lockPatterns = []string{"~jobs:*", "~{jobs:*", "~{holdfast}:*", "&holdfast:*"}
+
+// The rules that a refusal names suffice, with no more keys than the locks' own, and none of
+// them is asked of a server for nothing: without a single one it works, or is refused with it.
+// The client's own commands (AUTH, HELLO, PING, SELECT) are open to every user.
+func TestRights(t *testing.T) {
+	each(t, func(t *testing.T, c client) {
+		rules := advised(t, c)
+		s := old(t)
+		w := app(t, s, append(slices.Clone(rules), lockPatterns...)...)
+		a, b := c.locker(t, w), c.locker(t, w)
+		lease := kit.Acquire(t, a, "jobs:1")
+		if _, err := try(t, b, "jobs:1"); !errors.Is(err, holdfast.ErrHeld) {
+			t.Errorf("another client: %v", err)
+		}
+		if err := lease.Extend(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := lease.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+		comesBack(t, b, "jobs:1")
+		_, err := try(t, b, "other")
+		check(t, "a key that is not the application's", err, holdfast.ErrInvalid, "NOPERM", "{KEY}:*")
+
+		t.Run("without", func(t *testing.T) {
+			for _, rule := range rules {
+				t.Run(rule, func(t *testing.T) {
+					t.Parallel()
+					s := old(t)
+					without := slices.DeleteFunc(slices.Clone(rules), func(r string) bool { return r == rule })
+					if cycle(t, c.locker(t, app(t, s, append(without, lockPatterns...)...)), rule) {
+						kit.NoKeys(t, ttl+patience, []*servertest.RedisServer{s})
+					}
+				})
+			}
+			for _, pattern := range lockPatterns {
+				t.Run(pattern, func(t *testing.T) {
+					t.Parallel()
+					s := old(t)
+					patterns := slices.DeleteFunc(slices.Clone(lockPatterns), func(p string) bool { return p == pattern })
+					cycle(t, c.locker(t, app(t, s, append(slices.Clone(rules), patterns...)...)), "Holdfast needs")
+				})
+			}
+		})
+	})
+}
+
+// optional are the rules without which locks still work: waiting polls, nobody can list, the
+// others serve a state in which the server is not.
+var optional = []string{"+exists", "+hget", "+type", "+scan", "+publish", "+subscribe", "&holdfast:*"}
+
+// cycle acquires, extends and releases, until it is refused with the part. It reports whether
+// nothing may be left.
+func cycle(t *testing.T, locks *holdfast.Locker, part string) bool {
+	t.Helper()
+	lease, err := try(t, locks, "jobs:1")
+	if err != nil {
+		check(t, "TryAcquire", err, holdfast.ErrInvalid, part)
+		return true
+	}
+	extend := inTime(t, callLimit, "Extend", func() error { return lease.Extend(t.Context()) })
+	if extend != nil {
+		check(t, "Extend", extend, holdfast.ErrUnavailable, part)
+	}
+	release := inTime(t, callLimit, "Release", func() error { return lease.Release(t.Context()) })
+	if release != nil {
+		check(t, "Release", release, holdfast.ErrUnavailable, part)
+	}
+	if extend == nil && release == nil && !slices.Contains(optional, strings.TrimPrefix(t.Name()[strings.LastIndex(t.Name(), "/")+1:], "#")) {
+		t.Errorf("nothing needs it")
+	}
+	return release == nil
+}
+
+// A user who may call functions only: there is no such mode, and no step that is not atomic.
+func TestFunctionsOnly(t *testing.T) {
+	each(t, func(t *testing.T, c client) {
+		s := old(t)
+		_, err := try(t, c.locker(t, app(t, s, "~*", "&*", "+fcall", "+get", "+set", "+del")), "k")
+		check(t, "TryAcquire", err, holdfast.ErrInvalid, "NOPERM", "+eval +evalsha")
+		if v := rig.Must(t, s, "DBSIZE"); v != int64(0) {
+			t.Errorf("%v keys", v)
+		}
+	})
+}
