@@ -296,7 +296,7 @@ func TestShown(t *testing.T) {
 // ticket, and what is refused has exit code 64 and is not repeated.
 func FuzzTicketInput(f *testing.F) {
 	good := store.Ticket{Store: "s", Key: []byte("k"), Owner: "o", Token: fence.Token(7), TTL: time.Second, Boot: "b"}.String()
-	for _, s := range []string{good, good + "\n", " " + good, good[:40], good + good, "", "-", "hf1.", "hf2.AAAA", "\x00", strings.Repeat("A", maxTicket+1)} {
+	for _, s := range []string{good, good + "\n", " " + good, good[:40], good + good, "", "-", "hf1.", "hf2.AAAA", "\x00"} {
 		f.Add(s)
 	}
 	dir := f.TempDir()
