@@ -1,5 +1,5 @@
 // Package kit puts stores over real Redis servers together, for tests that go through every
-// client and play faults.
+// client and play faults. Package rig is beneath it.
 package kit
 
 import (
@@ -15,13 +15,10 @@ import (
 	"testing"
 	"time"
 
-	goredis "github.com/redis/go-redis/v9"
-	"github.com/redis/rueidis"
 	"go.uber.org/goleak"
 
+	"github.com/holdfast-go/holdfast/conformance/internal/rig"
 	"github.com/holdfast-go/holdfast/redlock"
-	"github.com/holdfast-go/holdfast/redlock/goredisnode"
-	"github.com/holdfast-go/holdfast/redlock/rueidisnode"
 	"github.com/holdfast-go/holdfast/servertest"
 )
 
@@ -36,33 +33,17 @@ func Count(small, full int) int {
 	return small
 }
 
-// Client is a client library under a node.
+// Client is a client library under a node, at its defaults.
 type Client struct {
 	Name string
 	open func(t testing.TB, addr string) redlock.Node
 }
 
-// GoRedis is go-redis as its defaults make it: it ignores the deadlines of contexts, waits
-// for seconds and retries.
-var GoRedis = Client{"goredis", func(t testing.TB, addr string) redlock.Node {
-	c := goredis.NewClient(&goredis.Options{Addr: addr})
-	t.Cleanup(func() { c.Close() })
-	n, err := goredisnode.New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
-}}
+// GoRedis ignores the deadlines of contexts, waits for seconds and retries.
+var GoRedis = Client{"goredis", rig.GoRedis.Node}
 
-// Rueidis is rueidis by [rueidisnode.Dial].
-var Rueidis = Client{"rueidis", func(t testing.TB, addr string) redlock.Node {
-	n, err := rueidisnode.Dial(rueidis.ClientOption{InitAddress: []string{addr}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { n.Close() })
-	return n
-}}
+// Rueidis is rueidis by rueidisnode.Dial.
+var Rueidis = Client{"rueidis", rig.Rueidis.Node}
 
 // Clients are all of them.
 var Clients = []Client{GoRedis, Rueidis}
@@ -111,11 +92,7 @@ func Store(t testing.TB, c Client, o redlock.Options, addrs []string) *redlock.S
 	for _, addr := range addrs {
 		nodes = append(nodes, c.open(t, addr))
 	}
-	s, err := redlock.New(o, nodes...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
+	return rig.Store(t, o, nodes...)
 }
 
 // Keys are the names that a server holds beside the records of the node and the marks of

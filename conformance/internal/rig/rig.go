@@ -1,5 +1,5 @@
-// Package rig wires stores to servers in the ways that package kit does not: as other users,
-// through names that lead elsewhere later, and with an ear on the wire.
+// Package rig wires stores to servers through either client: as any user, through names that
+// lead elsewhere later, and with an ear on the wire.
 package rig
 
 import (
