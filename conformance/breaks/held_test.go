@@ -96,6 +96,7 @@ func TestBreakWithWaiters(t *testing.T) {
 
 // One or two of five nodes are down or frozen when the lock is broken.
 func TestBreakWithNodesAway(t *testing.T) {
+	t.Parallel()
 	for i, fault := range kit.Faults[:2] {
 		for away := 1; away <= 2; away++ {
 			c := kit.Clients[(i+away)%2]
@@ -140,6 +141,7 @@ func TestBreakWithNodesAway(t *testing.T) {
 
 // With three of five nodes away nothing is broken, and the operator is told which they are.
 func TestBreakWithoutQuorum(t *testing.T) {
+	t.Parallel()
 	servertest.CanPause(t)
 	for _, c := range kit.Clients {
 		t.Run(c.Name, func(t *testing.T) {
@@ -187,6 +189,7 @@ func TestBreakWithoutQuorum(t *testing.T) {
 // Two operators break the same lock at once: each is told that it is broken, by itself or by
 // the other, and the lock is free after the time of one. With four nodes, they may share them.
 func TestTwoOperators(t *testing.T) {
+	t.Parallel()
 	for _, n := range []int{1, 4, 5} {
 		for _, c := range kit.Clients {
 			t.Run(string('0'+rune(n))+"x"+c.Name, func(t *testing.T) {

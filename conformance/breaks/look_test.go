@@ -24,6 +24,7 @@ import (
 // Votes that are split are no lease. Inspect names the owner of the most, and its trace the
 // vote of each node.
 func TestSplitVotes(t *testing.T) {
+	t.Parallel()
 	for _, c := range kit.Clients {
 		t.Run(c.Name, func(t *testing.T) {
 			b := newBed(t, c, 5)
@@ -96,6 +97,7 @@ func TestInspectTells(t *testing.T) {
 
 // An operator that only looks leaves nothing on a server that nobody has used.
 func TestInspectWritesNothing(t *testing.T) {
+	t.Parallel()
 	s := servertest.Redis(t) // young, too
 	op := rig.Store(t, options, rig.GoRedis.Node(t, s.Addr()))
 	servertest.Eventually(t, patience, func() error {
@@ -164,6 +166,7 @@ func TestList(t *testing.T) {
 // A minority of frozen nodes does not hide a lock, nor hold up for longer than node timeouts;
 // a context ends the list.
 func TestListWithFrozenNodes(t *testing.T) {
+	t.Parallel()
 	servertest.CanPause(t)
 	for _, c := range kit.Clients {
 		t.Run(c.Name, func(t *testing.T) {
@@ -221,6 +224,7 @@ func TestListWithFrozenNodes(t *testing.T) {
 
 // No server of a Cluster has all keys; one key can be looked at, and broken.
 func TestCluster(t *testing.T) {
+	t.Parallel()
 	servers := servertest.RedisCluster(t, 3, kit.Old())
 	for _, c := range kit.Clients {
 		t.Run(c.Name, func(t *testing.T) {

@@ -51,6 +51,7 @@ func (b *bed) locker() *holdfast.Locker {
 
 // each runs f for both clients, on one node and on five.
 func each(t *testing.T, f func(b *bed)) {
+	t.Parallel()
 	kit.Each(t, []int{1, 5}, func(t *testing.T, c kit.Client, n int) {
 		t.Parallel()
 		f(newBed(t, c, n))

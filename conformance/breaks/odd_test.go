@@ -93,6 +93,7 @@ func TestOtherKind(t *testing.T) {
 
 // A node that has just started may have forgotten locks, and yet may be told to break one.
 func TestYoungNodes(t *testing.T) {
+	t.Parallel()
 	for _, c := range kit.Clients {
 		t.Run(c.Name, func(t *testing.T) {
 			t.Parallel()
@@ -136,6 +137,7 @@ func operator() {
 // keeps the lock where that were two, and has lost it where it were three; another operator
 // finishes the work.
 func TestKilledOperator(t *testing.T) {
+	t.Parallel()
 	for _, reached := range []int{2, 3} {
 		for _, c := range kit.Clients {
 			t.Run(fmt.Sprintf("%dx%s", reached, c.Name), func(t *testing.T) {
@@ -198,6 +200,7 @@ func TestKilledOperator(t *testing.T) {
 
 // An operator without rights is told so at once, and nothing has happened.
 func TestBreakWithoutRights(t *testing.T) {
+	t.Parallel()
 	for _, c := range rig.Clients {
 		t.Run(c.String(), func(t *testing.T) {
 			t.Parallel()
@@ -242,6 +245,7 @@ func TestBreakWithoutRights(t *testing.T) {
 
 // Other terms than those of the nodes are refused before anything is done; a replica is no node.
 func TestBreakOnWrongTerms(t *testing.T) {
+	t.Parallel()
 	s := kit.Servers(t, 1)[0]
 	holder := rig.Store(t, options, rig.GoRedis.Node(t, s.Addr())).Claim("k", store.ClaimOptions{TTL: ttl})
 	var g store.Grant
