@@ -70,6 +70,56 @@ func TestManyLeases(t *testing.T) {
 	})
 }
 
+// What leases cost that are held on one node: a KiB of heap each, no goroutine, and one request
+// in each period, not all of them at once.
+func TestCostOfHeldLeases(t *testing.T) {
+	kit.Each(t, []int{1}, func(t *testing.T, c kit.Client, n int) {
+		many, every := kit.Count(2000, 10000), 10*time.Second
+		if !kit.Soak() {
+			every = 2 * time.Second
+		}
+		servers := kit.Servers(t, n)
+		s := kit.Store(t, c, redlock.Options{NodeTimeout: time.Second}, kit.Addrs(servers))
+		locks := kit.Locker(t, s, holdfast.Options{TTL: 3 * every, ExtendEvery: every})
+		releaseMany(t, acquireMany(t, locks, many/2)) // the client has its connections and buffers
+		goroutines := kit.Settled(0, time.Second)
+		heap := heapNow()
+
+		leases := acquireMany(t, locks, many)
+		left := kit.Settled(goroutines, time.Second) - goroutines
+		each := (int64(heapNow()) - int64(heap)) / int64(many)
+		t.Logf("%d leases: %d bytes of heap each, %d more goroutines in all", many, each, left)
+		if each > 1024 {
+			t.Errorf("a lease takes %d bytes of heap", each)
+		}
+		if left > 16 {
+			t.Errorf("%d leases have %d goroutines", many, left)
+		}
+
+		const periods = 3
+		before, most := kit.Scripts(t, servers[0]), 0.0
+		for range periods * int(every/time.Second) {
+			sent, began := kit.Scripts(t, servers[0]), time.Now()
+			time.Sleep(time.Second)
+			most = max(most, float64(kit.Scripts(t, servers[0])-sent)/time.Since(began).Seconds())
+		}
+		all, even := kit.Scripts(t, servers[0])-before, float64(many)/every.Seconds()
+		t.Logf("%d requests in %d periods of %v; at the most %.0f in a second, where %.0f are even", all, periods, every, most, even)
+		if all > periods*many*11/10 || all < periods*many*8/10 {
+			t.Errorf("%d leases were extended by %d requests in %d periods", many, all, periods)
+		}
+		if most > 2*even { // many times as many where they all come together
+			t.Errorf("%.0f requests in a second, where %.0f are even", most, even)
+		}
+		for _, l := range leases {
+			if err := l.Err(); err != nil {
+				t.Fatalf("a lease that was extended all the time: %v", err)
+			}
+		}
+		releaseMany(t, leases)
+	})
+}
+
 // extensions counts extensions, and keeps nothing.
 type extensions struct{ atomic.Int64 }
 
