@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -370,5 +371,44 @@ func TestContextOfRelease(t *testing.T) {
 			t.Errorf("after %v", since)
 		}
 		b.release(l)
+	})
+}
+
+// blocker is an Observer that does what it must not: it does not return.
+type blocker struct {
+	freed chan struct{}
+	told  atomic.Int64
+}
+
+func (b *blocker) Observe(_ context.Context, e Event) {
+	if _, ok := e.(Acquired); !ok {
+		b.told.Add(1)
+		<-b.freed
+	}
+}
+
+// An Observer that blocks holds up extensions, and no loss.
+func TestObserverThatBlocks(t *testing.T) {
+	o := &blocker{}
+	bubble(t, Options{Observer: o}, func(b *bed) {
+		o.freed = make(chan struct{})
+		b.faults.Set(storetest.Extend, storetest.Hang)
+		var lost sync.WaitGroup
+		for i := range 3 * maxInFlight {
+			l, began := b.acquire(fmt.Sprint("k", i)), time.Now()
+			lost.Go(func() {
+				<-l.Done()
+				if since := time.Since(began); since != validity {
+					t.Errorf("lost after %v, not %v", since, validity)
+				}
+			})
+			time.Sleep(DefaultTTL / 20)
+		}
+		lost.Wait()
+		if o.told.Load() == 0 {
+			t.Error("it was told nothing")
+		}
+		close(o.freed)
+		time.Sleep(time.Minute)
 	})
 }

@@ -151,8 +151,8 @@ func (l *Lease) Err() error {
 // for guards (see [fence.FromContext]), and an acquisition of the same key under it is
 // [ErrAlreadyHeld]. It costs no goroutine, and nothing after either has ended.
 func (l *Lease) Context(parent context.Context) context.Context {
-	outer, _ := parent.Value(heldKey{}).(*heldLease)
-	parent = context.WithValue(parent, heldKey{}, &heldLease{l, outer})
+	outer, _ := parent.Value(heldKey{}).(*holding)
+	parent = &holding{parent, l, outer}
 	if l.token > 0 {
 		parent = fence.WithToken(parent, l.key, l.token)
 	}
@@ -181,15 +181,24 @@ func (l *Lease) Context(parent context.Context) context.Context {
 
 type heldKey struct{}
 
-type heldLease struct {
+// holding is a context that carries a lease.
+type holding struct {
+	context.Context
 	lease *Lease
-	next  *heldLease
+	outer *holding // the next one that it carries
+}
+
+func (h *holding) Value(key any) any {
+	if key == (heldKey{}) {
+		return h
+	}
+	return h.Context.Value(key)
 }
 
 // heldIn reports whether ctx is that of a valid lease on key, of this store.
 func (f *family) heldIn(ctx context.Context, key string) bool {
-	h, _ := ctx.Value(heldKey{}).(*heldLease)
-	for ; h != nil; h = h.next {
+	h, _ := ctx.Value(heldKey{}).(*holding)
+	for ; h != nil; h = h.outer {
 		other := h.lease.k.f
 		same := other == f || other.info.Fingerprint != "" && other.info.Fingerprint == f.info.Fingerprint
 		if same && h.lease.key == key && h.lease.Err() == nil {

@@ -23,8 +23,9 @@ type Options struct {
 	TTL time.Duration
 
 	// ExtendEvery is the time between two extensions, less than half of TTL. An extension
-	// may be sent up to a tenth of it early, together with others, and one that failed is
-	// repeated every TTL/10. Default: TTL/3, or half of the validity where that is less.
+	// may be sent earlier: up to a tenth of it, together with another one, and where many
+	// leases are held as much as spreads their extensions evenly. One that failed is repeated
+	// every TTL/10. Default: TTL/3, or half of the validity where that is less.
 	ExtendEvery time.Duration
 
 	// NoExtend leaves extension to the caller. Default: leases are extended.
