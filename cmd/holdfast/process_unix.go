@@ -14,11 +14,14 @@ import (
 
 // ending are the signals that give up a wait; passing are of use to a running command
 // only. All that are caught are sent on to the command's process group. SIGPIPE is
-// caught as well, so that a closed stderr does not end us, and sent nowhere.
+// caught as well, so that a closed stderr does not end us, and sent nowhere. Left out are
+// SIGCHLD, the runtime's own SIGURG and SIGPROF, which it never passes on, and SIGTTOU: a
+// write to the terminal from the background would be repeated for ever if it were caught.
 var (
 	ending = append([]os.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGABRT, unix.SIGALRM, unix.SIGUSR1, unix.SIGUSR2,
-		unix.SIGIO, unix.SIGXCPU, unix.SIGXFSZ, unix.SIGVTALRM}, systemSignals()...)
-	passing = []os.Signal{unix.SIGCONT, unix.SIGTSTP, unix.SIGWINCH}
+		unix.SIGIO, unix.SIGXCPU, unix.SIGXFSZ, unix.SIGVTALRM, unix.SIGILL, unix.SIGTRAP, unix.SIGBUS, unix.SIGFPE, unix.SIGSEGV,
+		unix.SIGSYS}, systemSignals()...)
+	passing = []os.Signal{unix.SIGCONT, unix.SIGTSTP, unix.SIGTTIN, unix.SIGWINCH}
 )
 
 // ignorePipe keeps a write to a closed stderr from ending the process. The signal is
@@ -29,6 +32,9 @@ func ignorePipe() { signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE) }
 type child struct {
 	pid int
 	tty *os.File // the terminal whose foreground the group was given; nil where none
+	// lent: others of our own group, such as a pager behind us in a pipeline, have read the
+	// terminal. The foreground is then theirs, until the command reads.
+	lent bool
 	// valid reports whether a stopped command may go on.
 	valid  func() bool
 	killed bool
@@ -72,9 +78,11 @@ func foregroundTerminal() *os.File {
 	return tty
 }
 
-func inForeground(tty *os.File) bool {
-	group, err := unix.IoctlGetInt(int(tty.Fd()), unix.TIOCGPGRP)
-	return err == nil && group == unix.Getpgrp()
+func inForeground(tty *os.File) bool { return hasForeground(tty, unix.Getpgrp()) }
+
+func hasForeground(tty *os.File, group int) bool {
+	has, err := unix.IoctlGetInt(int(tty.Fd()), unix.TIOCGPGRP)
+	return err == nil && has == group
 }
 
 // setForeground gives the terminal to a process group. Where that fails the terminal is
@@ -94,7 +102,7 @@ func (c *child) wait() int {
 		case err != nil:
 			return exitFailed
 		case status.Stopped():
-			c.stopped()
+			c.stopped(status.StopSignal())
 		case status.Signaled():
 			return exitSignal + int(status.Signal())
 		default:
@@ -104,12 +112,20 @@ func (c *child) wait() int {
 }
 
 // stopped follows a command that was stopped from its terminal: we stop too, so that
-// the shell gets its terminal back. Meanwhile the lease is not extended.
-func (c *child) stopped() {
+// the shell gets its terminal back. Meanwhile the lease is not extended. A command that
+// wants the terminal while it is lent gets it.
+func (c *child) stopped(by syscall.Signal) {
 	if c.tty == nil {
 		return // somebody else stopped it and will continue it; the lease stays
 	}
-	setForeground(c.tty, unix.Getpgrp())
+	if by == unix.SIGTTIN && inForeground(c.tty) {
+		setForeground(c.tty, c.pid)
+		c.signal(unix.SIGCONT)
+		return
+	}
+	if hasForeground(c.tty, c.pid) { // and not the shell, which has put us in the background
+		setForeground(c.tty, unix.Getpgrp())
+	}
 	// This thread may run on for a moment: only SIGCONT says that the stop is over.
 	_ = unix.Kill(0, unix.SIGSTOP)
 }
@@ -117,13 +133,16 @@ func (c *child) stopped() {
 // forward sends on a signal that we got. A stopped command goes on only while the lease
 // is valid, which it need not be when we have been stopped with it.
 func (c *child) forward(s os.Signal) {
-	if s == unix.SIGCONT {
-		if !c.valid() {
-			return
-		}
-		if c.tty != nil && inForeground(c.tty) {
-			setForeground(c.tty, c.pid)
-		}
+	switch {
+	case s == unix.SIGCONT && !c.valid():
+		return
+	case s == unix.SIGCONT && c.tty != nil && !c.lent && inForeground(c.tty):
+		setForeground(c.tty, c.pid)
+	case s == unix.SIGTTIN && c.tty != nil && hasForeground(c.tty, c.pid):
+		c.lent = true
+		setForeground(c.tty, unix.Getpgrp())
+		_ = unix.Kill(0, unix.SIGCONT)
+		return
 	}
 	c.signal(s)
 }

@@ -67,6 +67,7 @@ that comes during --min-hold, or that ended CMD before, ends that.
   at-risk   token, left, error: an extension failed; extended: it works again
   lost      token, held, cause (expired, gone, taken, max-hold), error
   ended     code: CMD and its group have ended
+  stuck     something of CMD did not end by KILL
   released  token, held; error where the store did not confirm
   failed    code, error: there is no exit code of CMD to pass on
 What is wrong with the flags is told as text.
@@ -157,6 +158,9 @@ func splitArgs(args []string, dash int) (key string, argv []string, err error) {
 	return args[0], args[1:], nil
 }
 
+// stuckAfter is the time from KILL to a word about what does not end.
+const stuckAfter = time.Second
+
 // slack is taken off the validity beside the grace, for the KILL to be done.
 const slack = 100 * time.Millisecond
 
@@ -201,7 +205,7 @@ func (f *runFlags) run(ctx context.Context, key string, argv []string) error {
 	defer st.close()
 
 	report := f.reporter(key, st.Store)
-	locks, err := holdfast.New(st.Store, &holdfast.Options{TTL: f.ttl, Margin: f.grace + slack, Label: f.label, Observer: report})
+	locks, err := holdfast.New(st.Store, &holdfast.Options{TTL: f.ttl, ExtendEvery: f.ttl / 4, Margin: f.grace + slack, Label: f.label, Observer: report})
 	if err != nil {
 		return failure(err)
 	}
@@ -319,7 +323,7 @@ func (j *job) supervise(cmd *exec.Cmd) (int, error) {
 	ended := make(chan int, 1)
 	go func() { ended <- c.wait() }()
 
-	var overdue, kill, again <-chan time.Time
+	var overdue, kill, stuck, again <-chan time.Time
 	if j.maxHold > 0 {
 		overdue = time.After(time.Until(j.granted.Add(j.maxHold - j.grace - slack)))
 	}
@@ -351,6 +355,10 @@ func (j *job) supervise(cmd *exec.Cmd) (int, error) {
 			continue
 		case <-kill:
 			c.kill()
+			stuck = time.After(stuckAfter)
+			continue
+		case <-stuck:
+			j.report.tell(record{Event: "stuck"}, fmt.Sprintf("%s does not end: what is left of it runs as another user, or hangs in the system", j.name))
 			continue
 		case code = <-ended:
 			if kill == nil && c.remains() {

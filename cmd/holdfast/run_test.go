@@ -3,10 +3,11 @@ package main
 import (
 	"bytes"
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -191,93 +192,6 @@ func TestLostBeforeTheStart(t *testing.T) {
 	}
 }
 
-// A holder that is cut off from the store has its command killed before another holds
-// the key (hashicorp/consul#9788), also a command that does not hear TERM.
-func TestBlackHole(t *testing.T) {
-	rounds := 2
-	if soak() {
-		rounds = 20
-	}
-	for _, n := range []int{1, 5} {
-		t.Run(strconv.Itoa(n)+" nodes", func(t *testing.T) {
-			servers := servertest.RedisN(t, n, aged)
-			for range rounds {
-				blackHole(t, servers)
-			}
-		})
-	}
-}
-
-const beat = `trap "touch term" TERM; while :; do date +%s%N >>beats; sleep 0.01 || true; done`
-
-func blackHole(t *testing.T, servers []*servertest.RedisServer) {
-	dir := t.TempDir()
-	args := []string{"run", "--ttl", "2s"}
-	var proxies []*servertest.Proxy
-	for _, s := range servers {
-		p := servertest.NewProxy(t, s.Addr())
-		defer p.Close()
-		proxies = append(proxies, p)
-		args = append(args, "--store", "redis://"+p.Addr())
-	}
-	p := launch(t, dir, append(args, "hole", "--", "sh", "-c", beat)...)
-	eventually(t, "the command runs", func() bool { return exists(filepath.Join(dir, "beats")) })
-	for _, p := range proxies {
-		p.BlackHole()
-	}
-	direct := []string{"run", "--ttl", "2s"}
-	for _, u := range redisURLs(servers) {
-		direct = append(direct, "--store", u)
-	}
-	next := launch(t, dir, append(direct, "hole", "--", "sh", "-c", "date +%s%N >next")...)
-	if code := next.code(); code != 0 {
-		t.Fatalf("the next holder ends with %d: %s", code, next.err.String())
-	}
-	if code := p.code(); code != exitLost {
-		t.Errorf("exit code %d, want %d; %s", code, exitLost, p.err.String())
-	}
-	if !exists(filepath.Join(dir, "term")) {
-		t.Error("the command did not get TERM")
-	}
-	if !strings.Contains(p.err.String(), "cannot extend") || !strings.Contains(p.err.String(), "lease lost") {
-		t.Errorf("stderr: %s", p.err.String())
-	}
-	beats := numbers(t, filepath.Join(dir, "beats"))
-	began := numbers(t, filepath.Join(dir, "next"))[0]
-	last := beats[len(beats)-1]
-	if last >= began {
-		t.Errorf("the cut-off command lived %v into the next lease", time.Duration(last-began))
-	}
-	var hits int64
-	for _, p := range proxies {
-		hits += p.Counts().BlackHoled
-	}
-	if hits == 0 {
-		t.Error("the black hole swallowed nothing")
-	}
-	t.Logf("the last sign of life came %v before the next holder's first", time.Duration(began-last).Round(time.Millisecond))
-}
-
-func numbers(t *testing.T, name string) []int64 {
-	t.Helper()
-	text, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var ns []int64
-	for _, f := range strings.Fields(string(text)) {
-		n, err := strconv.ParseInt(f, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ns = append(ns, n)
-	}
-	if len(ns) == 0 {
-		t.Fatalf("%s is empty", name)
-	}
-	return ns
-}
-
 // A node that may have forgotten locks: --nonblock says so and when it votes, a wait says
 // so after a second.
 func TestYoung(t *testing.T) {
@@ -303,38 +217,134 @@ func TestYoung(t *testing.T) {
 	}
 }
 
-// A signal while waiting gives up and leaves nothing on the servers: when the holder has
-// released, nobody has the key.
+// A signal while waiting gives up at once, and leaves no claim, key or process behind, at
+// whatever moment it comes.
 func TestGiveUp(t *testing.T) {
-	servers := servertest.RedisN(t, 5, aged)
-	args := []string{"run"}
-	for _, u := range redisURLs(servers) {
-		args = append(args, "--store", u)
+	rounds := 2
+	if soak() {
+		rounds = 100
 	}
-	dir := t.TempDir()
-	holder := launch(t, dir, append(args, "k", "--", "sh", "-c", "touch started; while [ ! -e stop ]; do sleep 0.02; done")...)
-	eventually(t, "the holder runs", func() bool { return exists(filepath.Join(dir, "started")) })
-	waiter := launch(t, dir, append(args, "k", "--", "touch", "ran")...)
-	eventually(t, "the waiter says so", func() bool { return strings.Contains(waiter.err.String(), `waiting for "k"`) })
-	if !strings.Contains(waiter.err.String(), "held by") {
-		t.Errorf("stderr: %q", waiter.err.String())
+	signals := []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT}
+	for name, nodes := range map[string]int{"sqlite": 0, "one node": 1, "three nodes": 3} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := newQuitters(t, nodes)
+			for range rounds {
+				for _, s := range signals {
+					g.waiting(s)
+					g.early(s)
+				}
+			}
+			g.end()
+			t.Logf("%d of %d waiters gave up by each of %v; %d more were hit while they started, %d of them before they could hear it",
+				rounds, rounds, signals, g.hit, g.deaf)
+		})
 	}
-	if err := waiter.Process.Signal(syscall.SIGINT); err != nil {
-		t.Fatal(err)
-	}
-	if code := waiter.code(); code != exitSignal+int(syscall.SIGINT) {
-		t.Errorf("exit code %d", code)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "stop"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if code := holder.code(); code != 0 || exists(filepath.Join(dir, "ran")) {
-		t.Errorf("the holder ends with %d; the waiter ran: %v", code, exists(filepath.Join(dir, "ran")))
-	}
-	for _, s := range servers {
-		if n, err := s.Do("EXISTS", "k"); err != nil || n != int64(0) {
-			t.Errorf("%s: EXISTS %v, %v", s.Addr(), n, err)
+}
+
+// quitters are a key that is held, and waiters that give up.
+type quitters struct {
+	t         *testing.T
+	dir       string
+	servers   []*servertest.RedisServer
+	run       []string
+	holder    *process
+	keys      string
+	hit, deaf int
+}
+
+func newQuitters(t *testing.T, nodes int) *quitters {
+	q := &quitters{t: t, dir: t.TempDir(), run: []string{"run"}}
+	if nodes == 0 {
+		q.run = append(q.run, "--store", "sqlite:"+filepath.Join(q.dir, "locks.db"))
+	} else {
+		q.servers = servertest.RedisN(t, nodes, aged)
+		for _, u := range redisURLs(q.servers) {
+			q.run = append(q.run, "--store", u)
 		}
+	}
+	q.holder = launch(t, q.dir, append(q.run, "k", "--", "sh", "-c", "touch started; while [ ! -e stop ]; do sleep 0.02; done")...)
+	eventually(t, "the holder runs", func() bool { return exists(filepath.Join(q.dir, "started")) })
+	q.keys = q.records()
+	return q
+}
+
+// records is what the servers hold.
+func (q *quitters) records() string {
+	var all []string
+	for _, s := range q.servers {
+		for _, key := range []string{"k", "k:queue"} {
+			v, err := s.Do("GET", key)
+			all = append(all, fmt.Sprint(key, v, err))
+		}
+		n, err := s.Do("DBSIZE")
+		all = append(all, fmt.Sprint(n, err))
+	}
+	return strings.Join(all, "\n")
+}
+
+func (q *quitters) launch() *process {
+	return launch(q.t, q.dir, append(q.run, "--json", "k", "--", "touch", "ran")...)
+}
+
+// waiting hits a waiter that has been refused and waits.
+func (q *quitters) waiting(s syscall.Signal) {
+	p := q.launch()
+	eventually(q.t, "the waiter says so", func() bool { return strings.Contains(p.err.String(), `"event":"waiting"`) })
+	time.Sleep(rand.N(60 * time.Millisecond))
+	q.signal(p, s)
+	if code := p.code(); code != exitSignal+int(s) {
+		q.t.Errorf("%v: exit code %d; %s", s, code, p.err.String())
+	}
+	q.check(s)
+}
+
+// early hits one at any moment of its start. Before it can catch a signal, that ends it.
+func (q *quitters) early(s syscall.Signal) {
+	p := q.launch()
+	time.Sleep(rand.N(120 * time.Millisecond))
+	q.signal(p, s)
+	q.hit++
+	code := p.code()
+	if status := p.ProcessState.Sys().(syscall.WaitStatus); status.Signaled() && status.Signal() == s || s == syscall.SIGQUIT && code == 2 {
+		q.deaf++
+	} else if code != exitSignal+int(s) {
+		q.t.Errorf("%v: exit code %d; %s", s, code, p.err.String())
+	}
+	q.check(s)
+}
+
+func (q *quitters) signal(p *process, s syscall.Signal) {
+	if err := p.Process.Signal(s); err != nil {
+		q.t.Error(err)
+	}
+}
+
+func (q *quitters) check(s syscall.Signal) {
+	if now := q.records(); now != q.keys {
+		q.t.Errorf("%v: the servers hold\n%s\nbefore it was\n%s", s, now, q.keys)
+	}
+}
+
+// end lets the holder go: nobody must be in the way of the next one, which does not wait.
+func (q *quitters) end() {
+	if err := os.WriteFile(filepath.Join(q.dir, "stop"), nil, 0o600); err != nil {
+		q.t.Fatal(err)
+	}
+	if code := q.holder.code(); code != 0 {
+		q.t.Errorf("the holder ends with %d: %s", code, q.holder.err.String())
+	}
+	for _, s := range q.servers {
+		if n, err := s.Do("EXISTS", "k"); err != nil || n != int64(0) {
+			q.t.Errorf("%s: EXISTS %v, %v", s.Addr(), n, err)
+		}
+	}
+	next := launch(q.t, q.dir, append(q.run, "-n", "k", "--", "true")...)
+	if code := next.code(); code != 0 {
+		q.t.Errorf("the next one ends with %d: %s", code, next.err.String())
+	}
+	if exists(filepath.Join(q.dir, "ran")) {
+		q.t.Error("a waiter ran its command")
 	}
 }
 

@@ -19,11 +19,14 @@ func TestMain(m *testing.M) {
 	if os.Getenv("GORACE") == "" { // a program built with -race sleeps a second at its end
 		os.Setenv("GORACE", "atexit_sleep_ms=0")
 	}
-	testscript.Main(m, map[string]func(){
-		"holdfast": main,
-		"showargs": showArgs,
-		"incr":     increment,
-	})
+	testscript.Main(m, programs)
+}
+
+// programs are what the tests run, beside those of the system.
+var programs = map[string]func(){
+	"holdfast": main,
+	"showargs": showArgs,
+	"incr":     increment,
 }
 
 // TestScripts runs testdata/script. Each script has a SQLite store of its own, which
@@ -51,11 +54,20 @@ func scripts(setup func(env *testscript.Env)) testscript.Params {
 			return nil
 		},
 		RequireExplicitExec: true,
+		Condition:           condition,
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"code": code,
 			"file": waitForFile,
 		},
 	}
+}
+
+// condition: [pidns] where we may make a PID namespace.
+func condition(name string) (bool, error) {
+	if name != "pidns" {
+		return false, fmt.Errorf("unknown condition %q", name)
+	}
+	return exec.Command("unshare", "-p", "-f", "--mount-proc", "true").Run() == nil, nil
 }
 
 // code CODE program args...: the program ends with this exit code.

@@ -16,6 +16,11 @@ import (
 // leader, and collects what the terminal shows.
 func terminal(t *testing.T, dir string, args ...string) (p *process, keyboard *os.File, screen *output) {
 	t.Helper()
+	return terminalFor(t, dir, exec.Command("holdfast", args...))
+}
+
+func terminalFor(t *testing.T, dir string, cmd *exec.Cmd) (p *process, keyboard *os.File, screen *output) {
+	t.Helper()
 	check := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -25,14 +30,21 @@ func terminal(t *testing.T, dir string, args ...string) (p *process, keyboard *o
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	check(err)
 	t.Cleanup(func() { master.Close() })
-	check(unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0))
-	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	conn, err := master.SyscallConn() // Fd would make it impossible to close it while it is read
 	check(err)
+	var n int
+	var nerr error
+	check(conn.Control(func(fd uintptr) {
+		if nerr = unix.IoctlSetPointerInt(int(fd), unix.TIOCSPTLCK, 0); nerr == nil {
+			n, nerr = unix.IoctlGetInt(int(fd), unix.TIOCGPTN)
+		}
+	}))
+	check(nerr)
 	tty, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
 	check(err)
 	defer tty.Close()
 
-	p = &process{Cmd: exec.Command("holdfast", args...), t: t}
+	p = &process{Cmd: cmd, t: t}
 	p.Dir = dir
 	p.Stdin, p.Stdout, p.Stderr = tty, tty, tty
 	p.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}

@@ -67,8 +67,8 @@ func (t *teller) line(now time.Time) {
 	if held := t.r.held(); held != nil {
 		h := held.Holder
 		rec.Holder = &holderRecord{Label: h.Label, Token: h.Token, TTL: h.TTL.Seconds()}
-		if s, ok := heldSince(h); ok {
-			rec.Holder.Since = unixTime(s)
+		if h.Held > 0 {
+			rec.Holder.Since = unixTime(now.Add(-h.Held))
 		}
 	}
 	t.r.tell(rec, fmt.Sprintf("waiting for %q since %v: %s", t.r.key, waited.Round(time.Second), text))
@@ -96,15 +96,11 @@ func (t *teller) clear() {
 
 // holderText says who holds a key, and since when.
 func holderText(h store.Holder) string {
-	s, ok := heldSince(h)
-	if ok {
-		h.TTL = 0
+	if h.Held == 0 {
+		return (&store.HeldError{Holder: h}).Error()
 	}
-	text := (&store.HeldError{Holder: h}).Error()
-	if ok {
-		text += fmt.Sprintf(" since %s (%v)", s.Local().Format(time.TimeOnly), max(0, time.Since(s)).Round(time.Second))
-	}
-	return text
+	h.TTL = 0
+	return fmt.Sprintf("%v since %s (%v)", &store.HeldError{Holder: h}, time.Now().Add(-h.Held).Format(time.TimeOnly), h.Held.Round(time.Second))
 }
 
 // asker asks the store who holds a key, one question at a time, and delays nobody: an
@@ -117,6 +113,7 @@ type asker struct {
 	asks   bool // a question is under way
 	cancel context.CancelFunc
 	answer *store.Holder // the last one; nil where there was none
+	at     time.Time     // when it came
 }
 
 func (a *asker) ask() {
@@ -133,7 +130,7 @@ func (a *asker) ask() {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		a.cancel()
-		a.asks, a.answer = false, &h
+		a.asks, a.answer, a.at = false, &h, time.Now()
 		if err != nil {
 			a.answer = nil
 		}
@@ -152,8 +149,12 @@ func (a *asker) stop() {
 func (a *asker) best(h store.Holder) store.Holder {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.answer != nil && a.answer.Owner != "" {
-		return *a.answer
+	if a.answer == nil || a.answer.Owner == "" {
+		return h
+	}
+	h = *a.answer
+	if h.Held > 0 {
+		h.Held += time.Since(a.at)
 	}
 	return h
 }
@@ -175,14 +176,4 @@ func ascii(text string, width int) string {
 		return r
 	}, text)
 	return text[:min(len(text), max(0, width))]
-}
-
-// heldSince returns when a key was granted: the stores of this command mint tokens of the
-// time, in microseconds. It is for people; a clock that was far off shows in it.
-func heldSince(h store.Holder) (time.Time, bool) {
-	if h.Owner == "" || h.Token <= 0 {
-		return time.Time{}, false
-	}
-	t := time.UnixMicro(int64(h.Token))
-	return t, t.After(time.Unix(1e9, 0)) && time.Until(t) < time.Minute
 }
