@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 
 	"github.com/cpuguy83/go-md2man/v2/md2man"
@@ -133,14 +134,17 @@ func manText(text string) string {
 		case ok && first && follows && len(title) < 40 && title != "":
 			b.WriteString("# " + strings.ToUpper(markdown(title)) + "\n")
 		default:
-			b.WriteString(markdown(line) + "\n")
+			b.WriteString(lineStart.ReplaceAllString(markdown(line), `$1\$2`) + "\n")
 		}
 	}
 	return b.String() + "\n"
 }
 
+// lineStart is what has a meaning at the beginning of a line only.
+var lineStart = regexp.MustCompile(`^(\d*)([-+:=.)])`)
+
 // markdown escapes what would have a meaning.
+func markdown(text string) string { return markdownEscapes.Replace(text) }
+
 var markdownEscapes = strings.NewReplacer(`\`, `\\`, "`", "\\`", "*", `\*`, "_", `\_`, "[", `\[`, "]", `\]`, "<", `\<`, ">", `\>`,
 	"#", `\#`, "|", `\|`, "~", `\~`, "&", `\&`)
-
-func markdown(text string) string { return markdownEscapes.Replace(text) }
