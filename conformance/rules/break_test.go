@@ -131,10 +131,11 @@ func healedBetweenBreaks(e *env) string {
 	healing := func(node int, f *fault, executed int) {
 		f.end()
 		e.until("BREAK", func() bool { return o.wire(node).count("BREAK") >= executed })
-		before := e.healings(node)
-		if la.extend(e.ctx) == nil {
-			e.untilOr(soon, func() bool { return e.healings(node) > before })
-		}
+		// Extend until the node is healed, or has a vote that is not A's, or the lease is lost.
+		e.until("an extension", func() bool {
+			err := la.extend(e.ctx)
+			return errors.Is(err, store.ErrLost) || err == nil && e.voted(node) != ""
+		})
 	}
 	for i, f := range first {
 		healing(i+1, f, 1)
