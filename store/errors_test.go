@@ -55,6 +55,8 @@ func TestErrorTexts(t *testing.T) {
 			Holder: store.Holder{Label: "host:1", TTL: 1500 * time.Millisecond}, Place: 3},
 		`held by another library's lock "abc", without a ttl`: &store.HeldError{
 			Holder: store.Holder{Owner: "abc", Foreign: true, NoTTL: true}},
+		`taken from its holder: "broken by host:1", free in at most 1.5s`: &store.HeldError{
+			Holder: store.Holder{Label: "broken by host:1", TTL: 1500 * time.Millisecond, Broken: true}},
 		`held by "a\nb"`:                       &store.HeldError{Holder: store.Holder{Label: "a\nb"}},
 		"lease lost: gone from the store":      &store.LostError{},
 		"lease lost: held by another":          &store.LostError{By: &store.HeldError{}},

@@ -17,9 +17,10 @@ func Process() string {
 
 // BrokenBy is what the place of a holder says whose key was broken by this process, in at most
 // 60 bytes: of a longer host name the end is left out.
-func BrokenBy() string {
+func BrokenBy() string { return brokenBy(Process()) }
+
+func brokenBy(p string) string {
 	const by, most = "broken by ", 60
-	p := Process()
 	if cut := len(by) + len(p) - most; cut > 0 {
 		pid := ":" + strconv.Itoa(os.Getpid())
 		p = p[:len(p)-len(pid)-cut] + pid
