@@ -41,6 +41,7 @@ func RunNode(t *testing.T, open func(t testing.TB, addr string) redlock.Node) {
 	t.Run("DoneContext", func(t *testing.T) { testDoneContext(t, server, node) })
 	t.Run("ServerErrors", func(t *testing.T) { testServerErrors(t, open) })
 	t.Run("Deadline", func(t *testing.T) { testDeadline(t, server, open) })
+	t.Run("Once", func(t *testing.T) { testOnce(t, server, open) })
 	t.Run("LateReply", func(t *testing.T) { testLateReply(t, server, open) })
 	t.Run("Gone", func(t *testing.T) { testGone(t, open) })
 	t.Run("Subscribe", func(t *testing.T) { testSubscribe(t, open) })
@@ -419,6 +420,49 @@ func recovers(t *testing.T, n redlock.Node) {
 		}
 		return r[0].Err
 	})
+}
+
+// A call that is to be sent once is not sent again where its connection breaks before the
+// reply has come, alone and in a pipeline.
+func testOnce(t *testing.T, s *servertest.RedisServer, open func(testing.TB, string) redlock.Node) {
+	p := servertest.NewProxy(t, s.Addr())
+	n := open(t, p.Addr())
+	count := redlock.Call{Script: redlock.NewScript("return redis.call('INCR', KEYS[1])"), Keys: []string{"once"}, Once: true}
+	counted := func() int64 {
+		t.Helper()
+		v, err := s.Do("EVAL", "return tonumber(redis.call('GET', KEYS[1]) or '0')", "1", "once")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v.(int64)
+	}
+	for _, calls := range [][]redlock.Call{{count}, {{Script: echo, Args: []string{"x"}}, count}} {
+		for range 40 { // all connections that the client may use are open, and the script is known
+			for _, r := range n.Run(within(t, patience), calls...) {
+				if r.Err != nil {
+					t.Fatal(r.Err)
+				}
+			}
+		}
+		before, dropped := counted(), p.Counts().Dropped
+		p.DropReplies()
+		replies := make(chan []redlock.Reply, 1)
+		go func() { replies <- n.Run(within(t, patience), calls...) }()
+		servertest.Eventually(t, patience, func() error {
+			if counted() == before || p.Counts().Dropped == dropped {
+				return errors.New("the call was not executed, or its reply not lost")
+			}
+			return nil
+		})
+		p.Heal() // which ends the connection
+		if r := (<-replies)[len(calls)-1]; r.Err == nil {
+			t.Errorf("a call whose reply was lost is answered %v", r.Value)
+		}
+		time.Sleep(200 * time.Millisecond)
+		if more := counted() - before; more != 1 {
+			t.Errorf("it was executed %d times", more)
+		}
+	}
 }
 
 // testLateReply: the reply to a call that was given up is never another call's.
