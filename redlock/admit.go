@@ -70,7 +70,6 @@ func (p *peer) readmit(key string, known *voteScript) (*voteScript, error) {
 	if err := p.usable(); err != nil { // another caller has just found out
 		return nil, notAsked{err}
 	}
-	sent := p.s.clock.Now()
 	ctx, cancel := context.WithTimeout(context.Background(), admissionSteps*p.s.opts.NodeTimeout)
 	defer cancel()
 	var s *voteScript
@@ -86,10 +85,10 @@ func (p *peer) readmit(key string, known *voteScript) (*voteScript, error) {
 			err = closedAtOnce(err)
 		}
 		err = permanent(p.name, key, err)
-		p.note(err, sent)
+		p.note(err, p.s.clock.Now()) // a silence of its own: those who wait for their turn shall not ask again at once
 		return nil, notAsked{err} // no VOTE was sent
 	}
-	p.note(nil, sent)
+	p.note(nil, p.s.clock.Now())
 	p.admitted.save(key, cluster, s)
 	return s, nil
 }
