@@ -3,8 +3,10 @@
 //	holdfast run [flags] KEY -- CMD [ARGS]
 //
 // CMD runs while this process, and no other one, holds KEY. The lease is extended for as
-// long as CMD runs; when it is lost, CMD is ended before another can hold KEY. See
-// holdfast run --help for the stores, the environment of CMD and the exit codes.
+// long as CMD runs; when it is lost, CMD and what it has started are ended before another can
+// hold KEY. Signals are sent on, the exit code of CMD is passed on, and CMD finds its fencing
+// token in HOLDFAST_TOKEN. See holdfast run --help for the stores, the environment of CMD, the
+// exit codes, and what no process can promise about another one.
 //
 // The other verbs:
 //

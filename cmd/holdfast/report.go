@@ -52,11 +52,11 @@ type reporter struct {
 	verbose bool     // also what goes well
 	outer   []string // owners of the leases around us
 
-	lost     chan holdfast.Lost // gets the loss of the lease
-	nested   chan struct{}      // gets word that a lease around us holds the key
-	waits    chan struct{}      // gets word of a refusal
-	acquired chan struct{}      // closed when the wait is over
-	told     chan struct{}      // closed when the goroutine that tells of it has ended
+	lost     chan loss     // gets the loss of the lease
+	nested   chan struct{} // gets word that a lease around us holds the key
+	waits    chan struct{} // gets word of a refusal
+	acquired chan struct{} // closed when the wait is over
+	told     chan struct{} // closed when the goroutine that tells of it has ended
 
 	mu      sync.Mutex
 	why     error             // of the last attempt to acquire; nil before the first
@@ -73,7 +73,7 @@ func newReporter(key string) *reporter {
 
 func makeReporter(key string) *reporter {
 	return &reporter{key: key, outer: outerOwners(), faults: map[string]string{},
-		lost: make(chan holdfast.Lost, 1), nested: make(chan struct{}, 1), waits: make(chan struct{}, 1),
+		lost: make(chan loss, 1), nested: make(chan struct{}, 1), waits: make(chan struct{}, 1),
 		acquired: make(chan struct{}), told: make(chan struct{})}
 }
 
@@ -158,14 +158,20 @@ func (r *reporter) Observe(_ context.Context, e holdfast.Event) {
 		r.failing = false
 	case holdfast.Lost:
 		select {
-		case r.lost <- e:
+		case r.lost <- loss{e, time.Now().Add(-e.Overrun)}:
 		default: // there is one lease, which is lost once
 		}
 	}
 }
 
+// loss is the loss of a lease, and when its validity ended.
+type loss struct {
+	holdfast.Lost
+	ended time.Time
+}
+
 // loss tells of the loss of the lease.
-func (r *reporter) loss(l holdfast.Lost, text string) {
+func (r *reporter) loss(l loss, text string) {
 	r.tell(record{Event: "lost", Token: l.Token, Held: l.Held.Seconds(), Cause: lossCause(l.Err), Error: l.Err.Error()}, text)
 }
 

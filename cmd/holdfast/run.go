@@ -29,6 +29,11 @@ is no shell in between. What CMD leaves running in its process group when it end
 ended too, because it would go on without the lock. Standard input and both outputs
 are CMD's; what holdfast itself says goes to standard error.
 
+--max-hold bounds for how long KEY is held: TERM comes early enough for KILL to be over
+by then. --min-hold keeps KEY for a while after a short CMD, whatever its exit code, so
+that several hosts that start the same job at about the same time run it once. Both
+count from the grant.
+
 ` + storeHelp + `
 
 Environment of CMD:
@@ -41,8 +46,8 @@ Environment of CMD:
                      extended again, as of the start of CMD
   HOLDFAST_STORE     the store, for a holdfast inside CMD; it holds the password,
                      if there is one
-A run inside CMD has words of its own. One of the same KEY would wait for itself: it is
-refused at once, as long as CMD passes HOLDFAST_OWNERS on.
+A run inside CMD has words of its own. One of the same KEY and store would wait for
+itself, and is refused at once; it knows by HOLDFAST_OWNERS.
 
 Exit codes:
   that of CMD, or 128+n where signal n ended it, and
@@ -77,8 +82,10 @@ Limits:
   What runs as another user, as under sudo, gets no signals from a holdfast that is not
   root: write sudo holdfast run, not holdfast run -- sudo.
   Where holdfast itself is killed by KILL, CMD is too on Linux, unless it has changed its
-  user; what CMD has started is not, nor is CMD elsewhere. Where holdfast is stopped by
-  STOP, nobody ends CMD in time. HOLDFAST_TOKEN is for both.
+  user, but not what CMD has started; on macOS and the BSDs all of it goes on. On Windows
+  CMD and all that it starts end with holdfast, always; Ctrl+Break stands for TERM there.
+  While holdfast is stopped by STOP, nobody ends CMD.
+  HOLDFAST_TOKEN, checked by what CMD writes to, is for all of these.
 
 A KEY that begins with a dash stands behind a -- of its own:
   holdfast run [flags] -- KEY -- CMD`
@@ -110,7 +117,8 @@ func runCommand() *cobra.Command {
 			if err := f.check(cmd.Flags().Changed); err != nil {
 				return err
 			}
-			return f.run(cmd.Context(), key, argv)
+			report := &reporter{key: key, json: f.json}
+			return report.failed(f.run(cmd.Context(), key, argv))
 		},
 	}
 	flags := cmd.Flags()
@@ -161,8 +169,12 @@ func splitArgs(args []string, dash int) (key string, argv []string, err error) {
 // stuckAfter is the time from KILL to a word about what does not end.
 const stuckAfter = time.Second
 
-// slack is taken off the validity beside the grace, for the KILL to be done.
-const slack = 100 * time.Millisecond
+// minSlack and maxSlack bound the slack.
+const minSlack, maxSlack = 100 * time.Millisecond, time.Second
+
+// slack is taken off the validity beside the grace, for the KILL to be over in time also on a
+// busy machine.
+func (f *runFlags) slack() time.Duration { return min(max(minSlack, f.ttl/10), maxSlack) }
 
 func (f *runFlags) check(given func(flag string) bool) error {
 	if err := f.claimFlags.check(given); err != nil {
@@ -174,15 +186,16 @@ func (f *runFlags) check(given func(flag string) bool) error {
 			f.grace = min(f.grace, f.maxHold/4)
 		}
 	}
+	slack := f.slack()
 	switch {
 	case f.lostCode == 0:
 		return usage("invalid --lost-exit-code 0: a lost lease is never a success")
-	case f.ttl < 4*slack:
-		return usage("invalid --ttl %v: must be at least %v, to end CMD in time when the lease is lost", f.ttl, 4*slack)
+	case f.ttl < 4*minSlack:
+		return usage("invalid --ttl %v: must be at least %v, to end CMD in time when the lease is lost", f.ttl, 4*minSlack)
 	case f.grace < 0 || f.grace > f.ttl/2-slack:
 		return usage("invalid --grace %v: must be from 0s to half of the ttl less %v (%v)", f.grace, slack, f.ttl/2-slack)
-	case given("max-hold") && f.maxHold <= f.grace+slack:
-		return usage("invalid --max-hold %v: must be more than the grace and %v (%v)", f.maxHold, slack, f.grace+slack)
+	case given("max-hold") && f.maxHold <= f.grace+minSlack:
+		return usage("invalid --max-hold %v: must be more than the grace and %v (%v)", f.maxHold, minSlack, f.grace+minSlack)
 	case given("min-hold") && f.minHold <= 0:
 		return usage("invalid --min-hold %v: must be positive", f.minHold)
 	case f.maxHold > 0 && f.minHold > f.maxHold:
@@ -205,7 +218,7 @@ func (f *runFlags) run(ctx context.Context, key string, argv []string) error {
 	defer st.close()
 
 	report := f.reporter(key, st.Store)
-	locks, err := holdfast.New(st.Store, &holdfast.Options{TTL: f.ttl, ExtendEvery: f.ttl / 4, Margin: f.grace + slack, Label: f.label, Observer: report})
+	locks, err := holdfast.New(st.Store, &holdfast.Options{TTL: f.ttl, ExtendEvery: f.ttl / 8, Margin: f.grace + f.slack(), Label: f.label, Observer: report})
 	if err != nil {
 		return failure(err)
 	}
@@ -216,7 +229,7 @@ func (f *runFlags) run(ctx context.Context, key string, argv []string) error {
 	lease, err := f.await(ctx, locks, report, signals)
 	report.waited()
 	if err != nil {
-		return report.failed(err)
+		return err
 	}
 
 	catch(signals, passing)
@@ -226,7 +239,7 @@ func (f *runFlags) run(ctx context.Context, key string, argv []string) error {
 	if err == nil {
 		j.keep(code)
 	}
-	return report.failed(j.finish(code, err))
+	return j.finish(code, err)
 }
 
 // catch relays signals, but none that we were started to ignore, as nohup does.
@@ -325,14 +338,15 @@ func (j *job) supervise(cmd *exec.Cmd) (int, error) {
 
 	var overdue, kill, stuck, again <-chan time.Time
 	if j.maxHold > 0 {
-		overdue = time.After(time.Until(j.granted.Add(j.maxHold - j.grace - slack)))
+		overdue = time.After(time.Until(j.granted.Add(j.maxHold - j.grace - minSlack)))
 	}
 	var killAt time.Time
-	end := func(grace time.Duration) { // an earlier KILL stays where it is
-		if at := time.Now().Add(grace); kill == nil || at.Before(killAt) {
-			killAt, kill = at, time.After(grace)
+	end := func(at time.Time) { // TERM now and KILL then; an earlier KILL stays where it is
+		left := time.Until(at)
+		if kill == nil || at.Before(killAt) {
+			killAt, kill = at, time.After(left)
 		}
-		if grace > 0 { // else another may hold the key already: no instant more
+		if left > 0 { // else another may hold the key already: no instant more
 			c.terminate()
 		}
 	}
@@ -345,13 +359,13 @@ func (j *job) supervise(cmd *exec.Cmd) (int, error) {
 			continue
 		case l := <-j.report.lost:
 			j.report.loss(l, fmt.Sprintf("%v; ending %s", l.Err, j.name))
-			end(j.grace - l.Overrun)
+			end(l.ended.Add(j.grace)) // however late we hear of it
 			continue
 		case <-overdue:
 			if ended != nil {
 				j.expire()
 			}
-			end(j.grace)
+			end(j.granted.Add(j.maxHold - minSlack))
 			continue
 		case <-kill:
 			c.kill()
@@ -362,7 +376,7 @@ func (j *job) supervise(cmd *exec.Cmd) (int, error) {
 			continue
 		case code = <-ended:
 			if kill == nil && c.remains() {
-				end(j.grace)
+				end(time.Now().Add(j.grace))
 			}
 			ended = nil
 		case <-again:

@@ -37,13 +37,15 @@ func listen() {
 // CLI-02 (hashicorp/consul#1210, #2489)
 func TestForward(t *testing.T) {
 	t.Parallel()
-	all := append([]os.Signal{unix.SIGTTIN, unix.SIGWINCH}, ending...)
 	dir := t.TempDir()
 	var wg sync.WaitGroup
 	running := make(chan struct{}, 4)
-	for _, s := range all {
-		n := int(s.(syscall.Signal))
-		if soak() || n < 35 || n == 64 { // the real-time signals are alike
+	for n := 1; n <= 64; n++ {
+		switch syscall.Signal(n) {
+		case unix.SIGKILL, unix.SIGSTOP, unix.SIGPIPE, unix.SIGCHLD, unix.SIGURG, unix.SIGPROF, unix.SIGTTOU:
+			continue
+		}
+		if n < 32 || n == 64 || soak() && n > 34 { // the real-time signals are alike; the first ones are the C library's
 			wg.Go(func() {
 				running <- struct{}{}
 				defer func() { <-running }()
