@@ -147,6 +147,9 @@ func TestObserverMayRelease(t *testing.T) {
 				synctest.Wait()
 				r.mu.Lock()
 				defer r.mu.Unlock()
+				if n := r.calls["holdfast.Released"]; n != 3 {
+					t.Errorf("told of %d releases of 3 leases", n)
+				}
 				if r.calls[event] == 0 || len(r.slow) > 0 {
 					t.Errorf("told %v; releases took %v", r.calls, r.slow)
 				}
@@ -363,14 +366,35 @@ func TestContextOfRelease(t *testing.T) {
 			}
 			time.Sleep(30 * time.Millisecond)
 		}
-		l := b.acquire("k") // and it ends
-		b.faults.Next(storetest.Release, storetest.Hang)
+		l := b.acquire("k") // and it ends, for a reason of its own
+		b.faults.Next(storetest.Release, func(c context.Context, _ func(context.Context) error) error {
+			<-c.Done()
+			return context.Cause(c)
+		})
+		ctx, cancel := context.WithCancelCause(b.ctx)
+		cancel(errors.New("the caller's"))
 		began := time.Now()
-		want(t, l.Release(context.WithValue(b.ctx, name{}, 1)), ErrUncertain, context.DeadlineExceeded)
+		want(t, l.Release(ctx), ErrUncertain, context.DeadlineExceeded)
 		if since := time.Since(began); since > 2*time.Second {
 			t.Errorf("after %v", since)
 		}
 		b.release(l)
+	})
+}
+
+// A lease that has little left when it arrives is lost in time as well.
+func TestLossOfALateGrant(t *testing.T) {
+	bubble(t, Options{TTL: 10 * time.Second, NoExtend: true}, func(b *bed) {
+		began := time.Now()
+		b.faults.Next(storetest.Try, func(ctx context.Context, call func(context.Context) error) error {
+			err := call(ctx)
+			time.Sleep(9700 * time.Millisecond)
+			return err
+		})
+		<-b.acquire("k").Done()
+		if since := time.Since(began); since != store.Validity(10*time.Second, 0) {
+			t.Errorf("lost after %v", since)
+		}
 	})
 }
 

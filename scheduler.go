@@ -168,9 +168,7 @@ func (s *scheduler) pass() {
 	for _, l := range rung {
 		news.add(l, l.alarm(now))
 	}
-	if len(news) > 0 {
-		go news.tell(context.Background())
-	}
+	news.tell(context.Background()) // the timer is set: the next pass does not wait for this one
 }
 
 // awake brings everything forward by the time that the machine slept, while Go's clock stood

@@ -237,7 +237,7 @@ func TestShortLeasesLeaveNothing(t *testing.T) {
 			t.Errorf("%d goroutines are left", n)
 		}
 		f := b.locks.f
-		if len(f.lines) > 0 || len(f.sched.ends.leases) > 0 || len(f.jobs) > 0 || f.jobRuns > 0 {
+		if len(f.lines) > 0 || len(f.sched.ends.leases) > 0 || len(f.sched.dues.leases) > 0 || len(f.jobs) > 0 || f.jobRuns > 0 {
 			t.Error("something is left")
 		}
 	})
