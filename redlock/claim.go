@@ -457,6 +457,9 @@ func (r *round) await(ctx context.Context) error {
 			return nil
 		case <-enough:
 			enough = nil
+			if r.over() { // which most often comes with it
+				return nil
+			}
 			took := s.clock.Since(r.t0)
 			limit.Reset(max(0, min(max(took, 2*s.roundTrip(), minStraggle), s.opts.NodeTimeout-took)))
 		case <-limit.C:
@@ -467,6 +470,12 @@ func (r *round) await(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
+}
+
+func (r *round) over() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.closed
 }
 
 // close ends a round whose time is up. A node that has not answered then has missed an

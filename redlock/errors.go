@@ -143,6 +143,9 @@ const (
 // permanent returns the refusal that an error amounts to: errors that no waiting mends. Other
 // errors are returned as they are.
 func permanent(node, key string, err error) error {
+	if err == nil {
+		return nil
+	}
 	var untrusted *tls.CertificateVerificationError
 	if errors.As(err, &untrusted) {
 		return refuse(node, "its TLS certificate is not trusted: "+oneLine(untrusted.Err.Error())+"; give the client the authority (CA) that signed it and the name that it is for")

@@ -45,8 +45,7 @@ func (p *peer) direct(ctx context.Context) Single {
 
 // runOne makes one call in the caller's goroutine.
 func (p *peer) runOne(node Single, call *Call) Reply {
-	p.asking(1)
-	sent := p.s.age()
+	sent := p.asking(1)
 	r := node.RunOne(p.s.shortContext(), call)
 	if late := errors.Is(r.Err, context.DeadlineExceeded) || errors.Is(r.Err, os.ErrDeadlineExceeded); late && !neverSent(r.Err) {
 		r.Err = errNoAnswer{p.s.opts.NodeTimeout}
@@ -54,7 +53,7 @@ func (p *peer) runOne(node Single, call *Call) Reply {
 	now := p.s.age()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.returnedLocked(1, answers(r))
+	p.returnedLocked(1, answers(r), now)
 	if now-sent > p.s.opts.NodeTimeout+sharing+lateness {
 		p.raced = now + mistrust
 	}
@@ -101,8 +100,7 @@ type posted struct {
 // post sends a call without waiting. A node whose pipelines do not return gets further ones at
 // the pace of the node timeout.
 func (p *peer) post(call Call, answer func(Reply)) {
-	p.asking(1)
-	now := p.s.age()
+	now := p.asking(1)
 	l := &p.lines
 	l.mu.Lock()
 	l.waiting = append(l.waiting, posted{call, now, answer})

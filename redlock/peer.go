@@ -106,8 +106,8 @@ func (p *peer) crowded() error {
 	return nil
 }
 
-// asking books that n requests are sent.
-func (p *peer) asking(n int) {
+// asking books that n requests are sent, and returns the age of the store.
+func (p *peer) asking(n int) time.Duration {
 	now := p.s.age()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -115,6 +115,7 @@ func (p *peer) asking(n int) {
 	if p.asked += n; p.asked == n {
 		p.heard = now
 	}
+	return now
 }
 
 // dueLocked reports whether a node shall be asked although its client has not returned from
@@ -130,16 +131,17 @@ func (p *peer) due() bool {
 // returned books that the node's client has returned from n requests, with or without an
 // answer.
 func (p *peer) returned(n int, answered bool) {
+	now := p.s.age()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.returnedLocked(n, answered)
+	p.returnedLocked(n, answered, now)
 }
 
-func (p *peer) returnedLocked(n int, answered bool) {
+func (p *peer) returnedLocked(n int, answered bool, now time.Duration) {
 	p.asked -= n
 	if answered {
-		p.heard = p.s.age()
-		p.s.heard.Store(int64(p.heard))
+		p.heard = now
+		p.s.heard.Store(int64(now))
 	}
 }
 
@@ -185,9 +187,13 @@ func (p *peer) answered() {
 // the node from being asked for a while, any answer ends that. One silence counts once,
 // however many requests fall into it, and whoever books them: a timer, and the client later.
 func (p *peer) note(err error, sent clock.Instant) {
-	var reply *ServerError
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if err == nil {
+		p.unfit, p.misses, p.away, p.why = nil, 0, clock.Instant{}, nil
+		return
+	}
+	var reply *ServerError
 	var young *YoungError
 	var bad refused
 	var unfit misconfigured
@@ -198,8 +204,6 @@ func (p *peer) note(err error, sent clock.Instant) {
 		p.unfit = unfit.error
 	}
 	switch {
-	case err == nil:
-		p.misses, p.away, p.why = 0, clock.Instant{}, nil
 	case errors.As(err, &young):
 		p.misses, p.away, p.why = 0, p.s.clock.Now().Add(young.VotesIn), err
 	case errors.As(err, &bad) && bad.Field == "node":

@@ -76,6 +76,8 @@ type releasing struct {
 	only      [1]releasedAt // nodes of a store that has one
 	answered  int
 	gone      int           // nodes that had no vote of ours when they were first asked
+	open      int           // requests that are under way
+	late      *time.Timer   // hands them to the debts
 	confirmed bool          // needed nodes have answered
 	done      chan struct{} // closed then; nil where nobody waits
 	result    error         // set before confirmed is
@@ -84,6 +86,8 @@ type releasing struct {
 // releasedAt is what a RELEASE knows of one node.
 type releasedAt struct {
 	asked    bool
+	open     bool // a request is under way
+	owed     bool // and is repeated by the node's debts meanwhile
 	answered bool
 	outcome  kind
 	err      error
@@ -245,36 +249,71 @@ func (r *releasing) debt(p *peer) debt {
 // send asks the nodes that have not answered: at once, or by a node's debts where it has not
 // been answering. first says that they are asked for the first time.
 func (r *releasing) send(first bool) {
+	sent := r.c.s.clock.Now()
+	r.mu.Lock()
+	r.late = time.AfterFunc(r.c.s.opts.NodeTimeout, func() { r.overdue(sent) })
+	r.open++ // until all are asked
+	r.mu.Unlock()
+	defer r.closeOne()
 	for _, p := range r.c.s.peers {
 		r.mu.Lock()
-		ask := r.nodes[p.index].asked && !r.nodes[p.index].answered
+		n := r.nodes[p.index]
 		r.mu.Unlock()
-		if ask {
-			r.ask(p, first)
+		switch silent := p.silent(); {
+		case !n.asked || n.answered:
+		case silent != nil:
+			r.deliver(p, false, silent, true)
+			p.owe(r.debt(p))
+		case n.open: // the client has not returned from an earlier request
+			p.owe(r.debt(p))
+		default:
+			r.ask(p, sent, first)
 		}
 	}
 }
 
-func (r *releasing) ask(p *peer, first bool) {
-	d := r.debt(p)
-	if err := p.silent(); err != nil {
-		r.deliver(p, false, err, true)
-		p.owe(d)
-		return
-	}
+func (r *releasing) ask(p *peer, sent clock.Instant, first bool) {
+	r.mu.Lock()
+	r.open++
+	n := &r.nodes[p.index]
+	n.open, n.owed = true, false
+	r.mu.Unlock()
 	p.s.sending.begin()
-	sent := p.s.clock.Now()
-	late := time.AfterFunc(p.s.opts.NodeTimeout, func() { // the client may never return
-		p.note(errNoAnswer{p.s.opts.NodeTimeout}, sent)
-		p.owe(d)
-	})
-	p.post(d.call, func(reply Reply) {
+	w := new(releaseCall)
+	p.post(w.write(r, p.index), func(reply Reply) {
 		defer p.s.sending.end()
-		owed := !late.Stop()
-		if wait, repeat := r.take(p, reply, d.stamp, sent, first && !owed); repeat && !owed {
-			p.owe(d.after(p.s.clock.Now(), wait))
+		r.mu.Lock()
+		owed := n.owed
+		n.open = false
+		r.mu.Unlock()
+		r.closeOne()
+		if wait, repeat := r.take(p, reply, w.stamp, sent, first && !owed); repeat && !owed {
+			p.owe(r.debt(p).after(p.s.clock.Now(), wait))
 		}
 	})
+}
+
+func (r *releasing) closeOne() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.open--; r.open == 0 {
+		r.late.Stop()
+	}
+}
+
+// overdue leaves the requests that are unanswered to the debts: the client may never return.
+func (r *releasing) overdue(sent clock.Instant) {
+	for _, p := range r.c.s.peers {
+		r.mu.Lock()
+		n := &r.nodes[p.index]
+		late := n.open && !n.owed
+		n.owed = n.owed || late
+		r.mu.Unlock()
+		if late {
+			p.note(errNoAnswer{p.s.opts.NodeTimeout}, sent)
+			p.owe(r.debt(p))
+		}
+	}
 }
 
 // direct asks the only node in this goroutine, and reports whether it did.

@@ -65,15 +65,15 @@ var mutants = []struct {
 	script, from, to string
 }{
 	{ruleD, "release", "redis.pcall('GET', KEYS[1]) == ARGV[1]", "true"},
-	{ruleG, "vote", "redis.call('PTTL', KEYS[1]) < ttl", "true"},
+	{ruleG, "vote", "call('PTTL', vote) < ttl", "true"},
 	{ruleG, "keep", "redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2])", "true"},
 	{ruleJ, "vote", "elseif S > f then", "elseif S >= f then"},
 	{ruleK, "vote", "  why = 'LOW'\n", "  why = 'LOW'\n  if not cur then redis.call('SET', KEYS[1], owner, 'PX', ttl, 'NX') end\n"},
 	{ruleM, "release", "if S == 0 then", "if true then"},
 	{ruleQ, "vote", "if S > now + 5000000 then", "if false then"},
 	{ruleQ, "release", "if S > now + 5000000 then", "if false then"},
-	{ruleR, "vote", "math.max(tonumber(m[2] or '0'), now - 5000000)", "tonumber(m[2] or '0')"},
-	{ruleS, "vote", "'PX', 120000", "'PX', 115000"},
+	{ruleR, "vote", "math.max(F, now - 5000000)", "F"},
+	{ruleS, "vote", "'PX', '120000'", "'PX', '115000'"},
 	{ruleS, "release", "'PX', 120000", "'PX', 115000"},
 	{ruleUBreak, "break", "redis.call('SET', KEYS[1], ARGV[2], 'PX', string.format('%.0f', ttl))", "redis.call('DEL', KEYS[1])"},
 }

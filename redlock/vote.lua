@@ -3,30 +3,33 @@
 -- ARGV owner, ttl in ms, stamp in us
 -- Answers OK by the node's clock alone, in us; anything else by its name, the mark and the clock.
 -- Admitted for replication id @REPLID@, check @CHECK@, longest ttl @MAXTTL@ ms.
-local m = redis.call('MGET', unpack(KEYS))
+-- Texts are handed on as they came: Redis prints numbers slowly, and rounded.
+local call = redis.call
+local vote, mark, owner, stamp = KEYS[1], KEYS[2], ARGV[1], ARGV[3]
+local m = call('MGET', unpack(KEYS))
 --[[CHECK]]
-local owner, ttl, S = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local ttl, S = tonumber(ARGV[2]), tonumber(stamp)
 if ttl > @MAXTTL@ then return redis.error_reply('MAXTTL ttl is longer than @MAXTTL@ ms') end
-local t = redis.call('TIME')
+local t = call('TIME')
 local now = t[1] * 1000000 + t[2]
-local cur = m[1]
-local f = math.max(tonumber(m[2] or '0'), now - @MARGIN@)
+local cur, F = m[1], tonumber(m[2] or '0')
+local f = math.max(F, now - @MARGIN@)
 if cur and cur ~= owner then
-  return {'BUSY', f, now, cur, redis.call('PTTL', KEYS[1])}
+  return {'BUSY', f, now, cur, call('PTTL', vote)}
 end
-if cur and redis.call('PTTL', KEYS[1]) < ttl then
-  redis.call('PEXPIRE', KEYS[1], ttl) -- never shortens; before the mark, so that OOM cannot stop it
+if cur and call('PTTL', vote) < ttl then
+  call('PEXPIRE', vote, ARGV[2]) -- never shortens; before the mark, so that OOM cannot stop it
 end
 local why
 if S > now + @AHEAD@ then
   why = 'AHEAD'
 elseif S > f then
-  if not cur and not redis.call('SET', KEYS[1], owner, 'PX', ttl, 'NX') then
+  if not cur and not call('SET', vote, owner, 'PX', ARGV[2], 'NX') then
     return redis.error_reply('WRONGTYPE the key holds another kind of value') -- MGET hides it
   end
-  redis.call('SET', KEYS[2], ARGV[3], 'PX', @LIFE@) -- as it came: a Lua number would be rounded when printed
+  call('SET', mark, stamp, 'PX', '@LIFE@')
   return now -- OK
-elseif cur and m[2] and S == tonumber(m[2]) then
+elseif cur and S == F then
   return now -- OK: a retransmission
 else
   why = 'LOW'
