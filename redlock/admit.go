@@ -86,7 +86,7 @@ func (p *peer) readmit(key string, known *voteScript) (*voteScript, error) {
 		}
 		err = permanent(p.name, key, err)
 		p.note(err, p.s.clock.Now()) // a silence of its own: those who wait for their turn shall not ask again at once
-		return nil, notAsked{err} // no VOTE was sent
+		return nil, notAsked{err}    // no VOTE was sent
 	}
 	p.note(nil, p.s.clock.Now())
 	p.admitted.save(key, cluster, s)
