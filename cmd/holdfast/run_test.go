@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -269,16 +270,26 @@ func newQuitters(t *testing.T, nodes int) *quitters {
 	return q
 }
 
-// records is what the servers hold.
+// records is what the servers hold of the key.
 func (q *quitters) records() string {
 	var all []string
 	for _, s := range q.servers {
-		for _, key := range []string{"k", "k:queue"} {
-			v, err := s.Do("GET", key)
-			all = append(all, fmt.Sprint(key, v, err))
+		holder, err := s.Do("GET", "k")
+		if err != nil {
+			q.t.Fatal(err)
 		}
-		n, err := s.Do("DBSIZE")
-		all = append(all, fmt.Sprint(n, err))
+		keys, err := s.Do("KEYS", "*")
+		if err != nil {
+			q.t.Fatal(err)
+		}
+		names := []string{}
+		for _, name := range keys.([]any) {
+			if name := fmt.Sprint(name); !strings.HasPrefix(name, "{holdfast}:") { // not of this key
+				names = append(names, name)
+			}
+		}
+		slices.Sort(names)
+		all = append(all, fmt.Sprint(holder, " ", names))
 	}
 	return strings.Join(all, "\n")
 }
