@@ -2,6 +2,7 @@ package faults
 
 import (
 	"flag"
+	"fmt"
 	"testing"
 	"time"
 
@@ -74,13 +75,18 @@ func (b *bed) fault(t testing.TB, f kit.Fault, n int) (undo func()) {
 	return undo
 }
 
+// hit shows that the first n nodes were broken: also later than the calls that did not wait for
+// them.
 func (b *bed) hit(t testing.TB, f kit.Fault, n int) {
 	t.Helper()
-	for i := range n {
-		if !f.Hit(b.servers[i], b.proxies[i]) {
-			t.Errorf("node %d was not %s: the test shows nothing", i, f.Name)
+	servertest.Eventually(t, ttl/2, func() error {
+		for i := range n {
+			if !f.Hit(b.servers[i], b.proxies[i]) {
+				return fmt.Errorf("node %d was not %s: the test shows nothing", i, f.Name)
+			}
 		}
-	}
+		return nil
+	})
 }
 
 // took runs f and answers how long it took.
