@@ -104,7 +104,8 @@ func (k *Locker) fail(op, key string, err error) error {
 // [ErrUncertain]); when ctx is done first, the error answers both the context's error and
 // what it last waited for. What waiting cannot mend is returned at once: [ErrInvalid],
 // [ErrUnsupported], [ErrAlreadyHeld]. A ctx that is done takes nothing, and nothing is left
-// behind: the claim is withdrawn, for which Acquire may stay up to half a second longer.
+// behind: the claim is withdrawn, for which Acquire may stay up to a second longer, and half of
+// that where the store is not prompt ([store.Prompt]).
 func (k *Locker) Acquire(ctx context.Context, key string) (*Lease, error) {
 	return k.acquire(ctx, key, true)
 }
