@@ -30,8 +30,8 @@ func TestVerbScripts(t *testing.T) {
 		files  []string
 		params string
 	}{
-		{1, []string{"acquire", "ticket", "status", "list"}, ""},
-		{3, []string{"acquire", "ticket", "status", "list"}, ""},
+		{1, []string{"acquire", "status", "ticket_exits", "ticket_use"}, ""},
+		{3, []string{"acquire", "status", "ticket"}, ""},
 		{1, []string{"break"}, "?max-ttl=3s"},
 		{5, []string{"break"}, "?max-ttl=3s"},
 	} {
@@ -43,7 +43,7 @@ func TestVerbScripts(t *testing.T) {
 			}
 			params := scripts(func(env *testscript.Env) { env.Setenv("HOLDFAST_STORE", strings.Join(urls, " ")) })
 			for _, f := range c.files {
-				found, err := filepath.Glob(filepath.Join(params.Dir, f+"_*.txtar"))
+				found, err := filepath.Glob(filepath.Join(params.Dir, f+"*.txtar"))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -73,6 +73,7 @@ func verb(t *testing.T, args ...string) (code int, stdout, stderr string) {
 func TestForeignWithoutTTL(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		t.Run(strconv.Itoa(n)+" nodes", func(t *testing.T) {
+			t.Parallel()
 			servers := servertest.RedisN(t, n, aged)
 			for _, s := range servers {
 				if _, err := s.Do("SET", "k", "some\nvalue"); err != nil {
@@ -210,6 +211,7 @@ func TestVerbsOnSilentServer(t *testing.T) {
 
 // A holder that is cut off from the store learns by its own clock that the lease is lost.
 func TestWhilePIDCutOff(t *testing.T) {
+	t.Parallel()
 	server := servertest.Redis(t, aged)
 	proxy := servertest.NewProxy(t, server.Addr())
 	url, dir := "redis://"+proxy.Addr(), t.TempDir()
