@@ -27,7 +27,8 @@ started in its process group get TERM, and KILL after --grace, which is before
 another can hold KEY. CMD is found in PATH and gets its arguments as they are; there
 is no shell in between. What CMD leaves running in its process group when it ends is
 ended too, because it would go on without the lock. Standard input and both outputs
-are CMD's; what holdfast itself says goes to standard error.
+are CMD's; what holdfast itself says goes to standard error. On Linux it reaps what CMD
+orphans, and so may be the first process of a container.
 
 --max-hold bounds for how long KEY is held: TERM comes early enough for KILL to be over
 by then. --min-hold keeps KEY for a while after a short CMD, whatever its exit code, so

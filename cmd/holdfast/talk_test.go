@@ -132,7 +132,7 @@ func TestShortBlackHole(t *testing.T) {
 			"sh", "-c", "touch started; while [ ! -e stop ]; do sleep 0.02; done")
 		wg.Go(func() {
 			eventually(t, "the command runs", func() bool { return exists(filepath.Join(dir, "started")) })
-			time.Sleep(ttl * time.Duration(i) / 16)
+			time.Sleep(ttl * time.Duration(i) / 10)
 			proxy.BlackHole()
 			time.Sleep(2 * ttl / 5)
 			proxy.Heal()
@@ -142,10 +142,10 @@ func TestShortBlackHole(t *testing.T) {
 		defer func() {
 			wg.Wait()
 			if code := p.code(); code != 0 || strings.Contains(p.err.String(), `"lost"`) {
-				t.Errorf("a hole after %d/16 of the ttl: exit code %d; %s", i, code, p.err.String())
+				t.Errorf("a hole after %d/10 of the ttl: exit code %d; %s", i, code, p.err.String())
 			}
 			if proxy.Counts().BlackHoled == 0 {
-				t.Errorf("the black hole after %d/16 of the ttl swallowed nothing", i)
+				t.Errorf("the black hole after %d/10 of the ttl swallowed nothing", i)
 			}
 		}()
 	}
