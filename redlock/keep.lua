@@ -9,5 +9,9 @@ if cur == ARGV[1] then
   local t = redis.call('TIME')
   return t[1] * 1000000 + t[2]
 end
+local info = redis.pcall('INFO', 'replication') -- its right may be missing, with TrustRestarts
+if type(info) == 'string' and string.find(info, 'role:slave', 1, true) then
+  return redis.error_reply('READONLY a replica, which may be behind; a node must be a primary')
+end
 if cur then return {'BUSY', cur, redis.call('PTTL', KEYS[1])} end
 return {'NONE'}

@@ -101,3 +101,20 @@ func Eventually(t testing.TB, d time.Duration, f func() error) {
 		t.Fatal(err)
 	}
 }
+
+// ClusterReplica adds a replica of master, which is of a Cluster, and returns when it has all of
+// its data.
+func ClusterReplica(t testing.TB, master *RedisServer, opts ...RedisOption) *RedisServer {
+	t.Helper()
+	s := Redis(t, append([]RedisOption{
+		Config("cluster-enabled", "yes"), Config("cluster-node-timeout", master.base.config["cluster-node-timeout"][0]),
+	}, opts...)...)
+	id := master.must("CLUSTER", "MYID").(string)
+	s.must("CLUSTER", "MEET", "127.0.0.1", strconv.Itoa(master.port), master.base.config["cluster-port"][0])
+	s.await("CLUSTER REPLICATE", func() error { // the master must be known first
+		_, err := s.Do("CLUSTER", "REPLICATE", id)
+		return err
+	})
+	s.WaitLinked()
+	return s
+}

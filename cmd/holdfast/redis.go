@@ -91,8 +91,7 @@ func (s storeSpec) client() (rueidis.ClientOption, error) {
 	}
 	if s.isSentinel() {
 		o.Sentinel = rueidis.SentinelOption{MasterSet: s.master, Username: s.sentinelUser, TLSConfig: o.TLSConfig,
-			Dialer:                  net.Dialer{Timeout: 2 * time.Second, KeepAlive: 5 * time.Second}, // as rueidisnode.Dial has them for the servers
-			TopologyRefreshInterval: 5 * time.Second}                                                  // a missed message of the Sentinels must not last
+			Dialer: net.Dialer{Timeout: 2 * time.Second, KeepAlive: 5 * time.Second}} // as rueidisnode.Dial has them for the servers
 		o.Sentinel.Password, err = s.secretFrom(s.sentinelPassword, "sentinel-password-file", s.sentinelPasswordFile)
 	}
 	return o, err

@@ -238,3 +238,8 @@ func rigStore(t testing.TB, c client, w way) *redlock.Store {
 	t.Helper()
 	return rig.Store(t, redlock.Options{NodeTimeout: nodeTimeout}, c.node(t, w))
 }
+
+func splitPort(s *servertest.RedisServer) (host, port string) {
+	host, port, _ = net.SplitHostPort(s.Addr())
+	return host, port
+}

@@ -230,7 +230,24 @@ type cluster struct {
 func (n *cluster) Name() string { return n.name }
 
 func (n *cluster) Run(ctx context.Context, calls ...redlock.Call) []redlock.Reply {
-	return run(ctx, n.client, calls)
+	replies := run(ctx, n.client, calls)
+	for i := range replies {
+		if n.follow(replies[i].Err) {
+			break
+		}
+	}
+	return replies
+}
+
+// follow has the client ask who has the slots where a server could not answer: by itself it
+// does so only each minute where it sends pipelines. Asked often, it asks once in 200 ms.
+func (n *cluster) follow(err error) bool {
+	var e *redlock.ServerError
+	if err == nil || errors.As(err, &e) && e.Code() != "CLUSTERDOWN" {
+		return false
+	}
+	n.client.ReloadState(context.Background()) // starts it and returns
+	return true
 }
 
 func (n *cluster) Pinned(ctx context.Context, key string, fn func(do func(...string) (any, error)) error) error {
@@ -238,7 +255,9 @@ func (n *cluster) Pinned(ctx context.Context, key string, fn func(do func(...str
 	if err != nil {
 		return serverError(err)
 	}
-	return pinned(ctx, c, fn)
+	err = pinned(ctx, c, fn)
+	n.follow(err)
+	return err
 }
 
 func (n *cluster) Subscribe(ctx context.Context, channel string, deliver func(string), up func()) error {
@@ -367,7 +386,7 @@ func answer(ctx context.Context, cmd *redis.Cmd) (any, error) {
 	case err == redis.Nil: // as it is: in another error it is a Sentinel's, which knows no such master
 		return nil, nil // the server's nil is a value
 	case errors.Is(err, context.Canceled):
-		return nil, cmp.Or(context.Cause(ctx), err)
+		return nil, serverError(cmp.Or(context.Cause(ctx), err))
 	}
 	return nil, serverError(err)
 }

@@ -66,6 +66,9 @@ func Dial(opt rueidis.ClientOption) (*Conn, error) {
 	if opt.ConnWriteTimeout == 0 {
 		opt.ConnWriteTimeout = 5 * time.Second
 	}
+	if opt.Sentinel.MasterSet != "" && opt.Sentinel.TopologyRefreshInterval == 0 {
+		opt.Sentinel.TopologyRefreshInterval = 5 * time.Second
+	}
 	opt.DisableCache = true
 	opt.InitAddress = slices.Clone(opt.InitAddress)
 	c := &Conn{opt: opt}
