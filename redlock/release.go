@@ -415,9 +415,13 @@ func (r *releasing) wait(ctx context.Context) error {
 	return r.result
 }
 
+// unconfirmed says that too few nodes have answered, unless enough of them have by now.
 func (r *releasing) unconfirmed(cause error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.confirmed {
+		return r.result
+	}
 	e := &QuorumError{Op: "release", Needed: r.needed, kinds: []error{store.ErrUncertain, store.ErrUnavailable}}
 	if cause != nil {
 		e.kinds = append(e.kinds, cause)

@@ -68,3 +68,20 @@ func TestLostReplyOfReleaseIsNoLoss(t *testing.T) {
 		})
 	}
 }
+
+// A release that is confirmed in the moment in which the wait for it ends is confirmed: no
+// error says of enough nodes that they have answered.
+func TestReleaseConfirmedInTheLastMoment(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		_, nodes := fakes(3)
+		s := fakeStore(t, Options{}, nodes...)
+		c := mustGrant(t, s, "k", time.Second)
+		if err := c.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.last.unconfirmed(nil); err != nil {
+			t.Errorf("confirmed, and yet %v", err)
+		}
+		time.Sleep(time.Minute)
+	})
+}
