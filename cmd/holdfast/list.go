@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"os"
 	"strings"
 	"text/tabwriter"
@@ -77,7 +78,7 @@ func list(ctx context.Context, stores storeFlags, prefix string, asJSON bool) er
 	defer cancel()
 	out := bufio.NewWriter(os.Stdout)
 	columns := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	for h, err := range i.List(ctx, prefix) {
+	for h, err := range listAgain(ctx, i, prefix) {
 		switch {
 		case err != nil: // what was found so far is told
 			return failure(errors.Join(asked("list", prefix, err), columns.Flush(), out.Flush()))
@@ -95,6 +96,27 @@ func list(ctx context.Context, stores storeFlags, prefix string, asJSON bool) er
 		return failure(err)
 	}
 	return nil
+}
+
+// listAgain lists, and begins again where the first answer does not come in time.
+func listAgain(ctx context.Context, i store.Inspector, prefix string) iter.Seq2[store.Holder, error] {
+	return func(yield func(store.Holder, error) bool) {
+		for try := 1; ; try++ {
+			again := false
+			for h, err := range i.List(ctx, prefix) {
+				again = errors.Is(err, store.ErrUnavailable) && try < inspectTries
+				if again {
+					break
+				}
+				if try = inspectTries; !yield(h, err) {
+					return
+				}
+			}
+			if !again {
+				return
+			}
+		}
+	}
 }
 
 // row is a line of the list.

@@ -47,6 +47,7 @@ func scripts(setup func(env *testscript.Env)) testscript.Params {
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("HOLDFAST_STORE", "sqlite:"+env.WorkDir+"/locks.db")
 			env.Setenv("K", filepath.Base(env.WorkDir)) // for keys of this script alone
+			env.Setenv("N", "--nonblock")
 			env.Setenv("GORACE", os.Getenv("GORACE"))
 			if setup != nil {
 				setup(env)
