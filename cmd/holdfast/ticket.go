@@ -21,8 +21,8 @@ const ticketVariable = "HOLDFAST_TICKET"
 
 // ticketHelp is the part of the help that the verbs with a ticket share.
 const ticketHelp = `TICKET is what acquire, or the last extend, printed. It is a secret: whoever has it can
-extend and release the lease. So it need not stand on the command line, where every
-user of the machine sees it in the list of processes:
+extend and release the lease. As an argument it stands in the list of processes, for every
+user of the machine to see. It need not:
   holdfast VERB -                    reads it from the standard input
   holdfast VERB --ticket-file FILE   reads it from a file
   HOLDFAST_TICKET=... holdfast VERB  reads it from the environment
