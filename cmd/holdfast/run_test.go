@@ -91,7 +91,8 @@ func exists(name string) bool {
 }
 
 // A key that is deleted under a holder: the command gets TERM, then KILL, and the exit
-// code is that of a lost lease, whatever the command made of it.
+// code is that of a lost lease, whatever the command made of it. TERM is the hook for what is
+// to be done on a loss (CLI-12, etcd-io/etcd#7983).
 func TestLost(t *testing.T) {
 	server := servertest.Redis(t, aged)
 	for name, c := range map[string]struct {
