@@ -21,8 +21,9 @@ holder's token is larger, so that a guard refuses what the old one still writes.
 A lock that another library left without a ttl is taken as well. A library that does not
 compare owners when it extends or releases may come back.
 
-Without --owner the holder of this moment is broken. With it, only the acquisition that
-status showed as owner is. To break a key that is broken already changes nothing.
+Say whom to break: --owner names the acquisition that status showed, and no other one is
+broken; --force breaks whoever holds KEY at this moment. With neither, the answer names
+the holder and nothing is done. To break a key that is broken already changes nothing.
 
 Output with --json, one object:
   broken   the holder, an object as of holdfast status --json
@@ -32,7 +33,7 @@ Exit codes:
   0    KEY was taken from its holder
   1    another holds KEY than --owner says; nothing was done
   2    nobody holds KEY
-  64   the command line is wrong
+  64   the command line is wrong, or does not say whom to break
   125  holdfast failed; also where the store cannot be reached. Try again: what was done
        in part harms nothing`
 
@@ -40,6 +41,7 @@ Exit codes:
 type breakFlags struct {
 	store storeFlags
 	owner string
+	force bool
 	json  bool
 }
 
@@ -60,12 +62,16 @@ func breakCommand() *cobra.Command {
 			if given("owner") && f.owner == "" {
 				return usage("invalid --owner: must not be empty; holdfast status shows the owner")
 			}
+			if given("owner") && f.force {
+				return usage("--owner and --force exclude each other")
+			}
 			return f.run(cmd.Context(), args[0])
 		},
 	}
 	flags := cmd.Flags()
 	f.store.add(flags)
 	flags.StringVar(&f.owner, "owner", "", "break only the acquisition of this `OWNER`, as status shows it")
+	flags.BoolVar(&f.force, "force", false, "break whoever holds KEY")
 	flags.BoolVar(&f.json, "json", false, "print a JSON object")
 	flags.SortFlags = false
 	return cmd
@@ -87,7 +93,10 @@ func (f *breakFlags) run(ctx context.Context, key string) error {
 		return err
 	case h.Owner == "":
 		return notHeld(key)
-	case f.owner != "" && f.owner != h.Owner && !h.Broken:
+	case h.Broken:
+	case f.owner == "" && !f.force:
+		return usage("%q is held by %s; nothing was done: give --owner %s to break it, or --force to break whoever holds it", key, whose(h), shown(h.Owner))
+	case !f.force && f.owner != h.Owner:
 		return notOwner(key, h)
 	}
 	if err := breakHolder(ctx, i, h); err != nil {
