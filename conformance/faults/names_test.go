@@ -47,7 +47,6 @@ func TestDataUnderTheNameOfALock(t *testing.T) {
 		if !errors.As(err, &held) || !held.Holder.Foreign || !held.Holder.NoTTL || !strings.Contains(err.Error(), `"k"`) {
 			t.Errorf("TryAcquire beside data: %v, want a foreign holder of \"k\" without an end", err)
 		}
-		t.Log(err)
 		intact()
 		everywhere("DEL", "k")
 
