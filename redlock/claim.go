@@ -298,12 +298,13 @@ func (c *claim) round(ctx context.Context) (*round, error) {
 // direct asks the only node in this goroutine, and reports whether that gave an outcome. A node
 // that must be admitted first is asked again, by ask.
 func (r *round) direct(ctx context.Context, p *peer, trace func(store.NodeEvent)) bool {
-	node, c := p.direct(ctx), r.c
-	if node == nil {
-		return false
-	}
+	c := r.c
 	script := p.admitted.load(c.vote)
 	if script == nil || p.admitted.isCluster.Load() {
+		return false
+	}
+	node := p.direct(ctx)
+	if node == nil {
 		return false
 	}
 	d := c.s.directCall()
@@ -448,9 +449,9 @@ const minStraggle = 5 * time.Millisecond
 // least two round trips, and 5 ms: this one may have been quick) has passed, or at the node timeout.
 func (r *round) await(ctx context.Context) error {
 	s := r.c.s
-	limit := time.NewTimer(max(0, s.opts.NodeTimeout-s.clock.Since(r.t0)))
-	defer limit.Stop()
 	enough := r.enough
+	var straggle <-chan time.Time
+	limit := s.shortContext().Done() // no timer of its own: the earliest one wakes another thread
 	for {
 		select {
 		case <-r.done:
@@ -461,8 +462,13 @@ func (r *round) await(ctx context.Context) error {
 				return nil
 			}
 			took := s.clock.Since(r.t0)
-			limit.Reset(max(0, min(max(took, 2*s.roundTrip(), minStraggle), s.opts.NodeTimeout-took)))
-		case <-limit.C:
+			t := time.NewTimer(max(0, min(max(took, 2*s.roundTrip(), minStraggle), s.opts.NodeTimeout-took)))
+			defer t.Stop()
+			straggle = t.C
+		case <-straggle:
+			r.close()
+			return nil
+		case <-limit:
 			r.close()
 			return nil
 		case <-ctx.Done():

@@ -26,7 +26,8 @@ const (
 )
 
 // direct returns the node where one call may be made in the caller's goroutine, until the node
-// timeout: nobody else is to be asked, and ctx leaves time for it.
+// timeout: nobody else is to be asked, nothing is under way, and ctx leaves time for it. The
+// caller then calls runOne.
 func (p *peer) direct(ctx context.Context) Single {
 	if p.single == nil || len(p.s.peers) > 1 || ctx.Err() != nil {
 		return nil
@@ -35,15 +36,15 @@ func (p *peer) direct(ctx context.Context) Single {
 		return nil
 	}
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	now := p.s.age()
-	if now < p.raced || p.asked > 0 && now-p.heard > p.s.opts.NodeTimeout+sharing+lateness {
+	trusted := p.s.age() >= p.raced
+	p.mu.Unlock()
+	if !trusted || !p.lines.begin(p.s.age()) {
 		return nil
 	}
 	return p.single
 }
 
-// runOne makes one call in the caller's goroutine.
+// runOne makes one call in the caller's goroutine. What was posted meanwhile goes out next.
 func (p *peer) runOne(node Single, call *Call) Reply {
 	sent := p.asking(1)
 	r := node.RunOne(p.s.shortContext(), call)
@@ -51,6 +52,9 @@ func (p *peer) runOne(node Single, call *Call) Reply {
 		r.Err = errNoAnswer{p.s.opts.NodeTimeout}
 	}
 	now := p.s.age()
+	if p.lines.end() {
+		go p.carry()
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.returnedLocked(1, answers(r), now)
@@ -74,10 +78,13 @@ func (s *Store) directCall() *directCall {
 	return new(directCall)
 }
 
-// maxLines is how many pipelines one node has under way at the same time for calls that are
-// posted; what comes meanwhile goes out together as the next one.
+// Posted calls wait for the pipeline that is under way, and go out together as the next one:
+// that is less work for client and server than as many requests at once, and some clients
+// are at their fastest while one goroutine uses them. A node that takes longer than a quarter of the
+// usual round trip has up to maxLines pipelines at the same time.
 const (
 	maxLines   = 4
+	minLine    = time.Millisecond
 	maxCarried = 128
 )
 
@@ -104,7 +111,8 @@ func (p *peer) post(call Call, answer func(Reply)) {
 	l := &p.lines
 	l.mu.Lock()
 	l.waiting = append(l.waiting, posted{call, now, answer})
-	start := l.running < maxLines || now-l.began > p.s.opts.NodeTimeout
+	since := now - l.began
+	start := l.running == 0 || l.running < maxLines && since > max(minLine, p.s.roundTrip()/4) || since > p.s.opts.NodeTimeout
 	if start {
 		l.running++
 		l.began = now
@@ -145,6 +153,28 @@ func (p *peer) carry() {
 			q.answer(replies[i])
 		}
 	}
+}
+
+// begin reports whether nothing was under way, and that something is now.
+func (l *lines) begin(now time.Duration) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.running > 0 || len(l.waiting) > 0 {
+		return false
+	}
+	l.running, l.began = 1, now
+	return true
+}
+
+// end ends what begin began, and reports whether carry must go on in its place.
+func (l *lines) end() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.waiting) > 0 {
+		return true
+	}
+	l.running--
+	return false
 }
 
 // take returns what waits, or nil, with which the line has ended.

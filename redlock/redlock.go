@@ -234,7 +234,7 @@ func (s *sharedDeadline) get(d time.Duration) context.Context {
 // is late for its round can still be collected.
 func (s *Store) requestContext() context.Context { return s.deadline.get(2 * s.opts.NodeTimeout) }
 
-// shortContext is for one that waits for the answer itself.
+// shortContext ends when the node timeout has passed, or up to 20 ms later.
 func (s *Store) shortContext() context.Context { return s.short.get(s.opts.NodeTimeout) }
 
 // durationText is a duration as the scripts want it. Most claims ask for the same ttl.

@@ -77,7 +77,7 @@ type releasing struct {
 	answered  int
 	gone      int           // nodes that had no vote of ours when they were first asked
 	open      int           // requests that are under way
-	late      *time.Timer   // hands them to the debts
+	settled   func() bool   // they need not be handed to the debts any more
 	confirmed bool          // needed nodes have answered
 	done      chan struct{} // closed then; nil where nobody waits
 	result    error         // set before confirmed is
@@ -251,7 +251,7 @@ func (r *releasing) debt(p *peer) debt {
 func (r *releasing) send(first bool) {
 	sent := r.c.s.clock.Now()
 	r.mu.Lock()
-	r.late = time.AfterFunc(r.c.s.opts.NodeTimeout, func() { r.overdue(sent) })
+	r.settled = context.AfterFunc(r.c.s.shortContext(), func() { r.overdue(sent) })
 	r.open++ // until all are asked
 	r.mu.Unlock()
 	defer r.closeOne()
@@ -297,7 +297,7 @@ func (r *releasing) closeOne() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.open--; r.open == 0 {
-		r.late.Stop()
+		r.settled()
 	}
 }
 
@@ -320,8 +320,11 @@ func (r *releasing) overdue(sent clock.Instant) {
 func (r *releasing) direct(ctx context.Context, first bool) bool {
 	s := r.c.s
 	p := s.peers[0]
+	if !r.nodes[0].asked || r.nodes[0].open || p.silent() != nil {
+		return false
+	}
 	node := p.direct(ctx)
-	if node == nil || !r.nodes[0].asked || p.silent() != nil {
+	if node == nil {
 		return false
 	}
 	d := s.directCall()
@@ -403,13 +406,11 @@ func (r *releasing) wait(ctx context.Context) error {
 	if confirmed {
 		return result
 	}
-	limit := time.NewTimer(r.c.s.opts.NodeTimeout)
-	defer limit.Stop()
 	select {
 	case <-r.waited():
 	case <-ctx.Done():
 		return r.unconfirmed(ctx.Err())
-	case <-limit.C:
+	case <-r.c.s.shortContext().Done():
 		return r.unconfirmed(nil)
 	}
 	return r.result

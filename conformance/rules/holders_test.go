@@ -242,6 +242,7 @@ func ghostVote(behind time.Duration) func(e *env) string {
 		la := a.claim(ttl)
 		la.acquire()
 		late.await()
+		time.Sleep(50 * time.Millisecond) // what a client posts at once goes out after the VOTE, and would not overtake it
 		la.release()
 		// From this moment node 3 would accept the stamp; the client repeats the RELEASE then.
 		e.until("node 3's clock", func() bool { return int64(la.token()) < e.time(3)+(5*time.Second).Microseconds() })
