@@ -337,7 +337,16 @@ func TestFullServer(t *testing.T) {
 
 // A server that loads its data answers INFO and nothing else.
 func TestServerLoads(t *testing.T) {
-	t.Parallel()
+	for _, c := range rig.Clients {
+		t.Run(c.String(), func(t *testing.T) {
+			t.Parallel()
+			serverLoads(t, c)
+		})
+	}
+}
+
+func serverLoads(t *testing.T, c rig.Client) {
+	t.Helper()
 	s := old(t, servertest.Config("rdbcompression", "no"))
 	junk := strings.Repeat("x", 2048) // the server looks at its clients after each KB
 	for i := range 500 {
@@ -356,7 +365,7 @@ func TestServerLoads(t *testing.T) {
 		}
 		return nil
 	})
-	st := rig.Store(t, strict, rig.GoRedis.Node(t, s.Addr()))
+	st := rig.Store(t, strict, c.Node(t, s.Addr()))
 	unavailable(t, st, "k", s.Addr(), "LOADING")
 	rig.Must(t, s, "CONFIG", "SET", "key-load-delay", "0")
 	wg.Wait()

@@ -92,9 +92,7 @@ func TestClusterSlotMoves(t *testing.T) {
 		if v := rig.Must(t, to, "EXISTS", held); v != int64(1) {
 			t.Error("the lock is not on the other server")
 		}
-		if err := lease.Release(t.Context()); err != nil {
-			t.Error(err)
-		}
+		release(t, lease)
 		for _, key := range []string{held, free} {
 			if token := comesBack(t, other, key); token <= lease.Token() {
 				t.Errorf("%s: token %v after %v", key, token, lease.Token())
@@ -184,9 +182,7 @@ func TestClusterShardFailover(t *testing.T) {
 		}
 		young(t, c.locker(t, w), "{"+key+"}other")
 		comesBack(t, locks, elsewhere)
-		if err := lease.Release(t.Context()); err != nil {
-			t.Error(err)
-		}
+		release(t, lease)
 		pass(quarantine, servers[1], servers[2], replica) // another shard remembers since when it is the primary
 		if t2 := comesBack(t, c.locker(t, w), key); t2 <= token {
 			t.Errorf("token %v after %v", t2, token)

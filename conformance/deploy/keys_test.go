@@ -126,15 +126,11 @@ func TestHeldLeaseOutlivesManyOthers(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := try(t, locks, "held"); !errors.Is(err, holdfast.ErrHeld) {
+	if _, err := told(t, locks, "held"); !errors.Is(err, holdfast.ErrHeld) {
 		t.Errorf("a second acquisition: %v", err)
 	}
-	if err := lease.Extend(t.Context()); err != nil {
-		t.Error(err)
-	}
-	if err := lease.Release(t.Context()); err != nil {
-		t.Error(err)
-	}
+	extend(t, lease)
+	release(t, lease)
 	comesBack(t, locks, "held")
 }
 
@@ -159,18 +155,14 @@ func TestScriptsFlushedAgainAndAgain(t *testing.T) {
 		}()
 		for range 50 {
 			rig.Must(t, s, "SCRIPT", "FLUSH")
-			if err := lease.Extend(t.Context()); err != nil {
-				t.Errorf("the holder: %v", err)
-			}
+			extend(t, lease)
 			select {
 			case err := <-got:
 				t.Fatalf("the waiter, while it is held: %v", err)
 			default:
 			}
 		}
-		if err := lease.Release(t.Context()); err != nil {
-			t.Error(err)
-		}
+		release(t, lease)
 		rig.Must(t, s, "SCRIPT", "FLUSH")
 		select {
 		case err := <-got:
