@@ -189,8 +189,8 @@ func overRedislock(b *testing.B, addr string) contender {
 	})
 }
 
-// overRueidislock is rueidislock with one key and one node, which it was made for least; but
-// its several keys live on one node, too.
+// overRueidislock is rueidislock with one key on one node. It has no other kind: its several
+// keys live behind one client, too, so that it takes no part with five nodes.
 func overRueidislock(b *testing.B, addr string) contender {
 	o := rueidisOption(addr)
 	o.DisableCache = false // its waiters live on the cache

@@ -320,7 +320,10 @@ func (r *releasing) overdue(sent clock.Instant) {
 func (r *releasing) direct(ctx context.Context, first bool) bool {
 	s := r.c.s
 	p := s.peers[0]
-	if !r.nodes[0].asked || r.nodes[0].open || p.silent() != nil {
+	r.mu.Lock()
+	ask := r.nodes[0].asked && !r.nodes[0].open
+	r.mu.Unlock()
+	if !ask || p.silent() != nil {
 		return false
 	}
 	node := p.direct(ctx)

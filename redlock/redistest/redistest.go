@@ -42,6 +42,7 @@ func RunNode(t *testing.T, open func(t testing.TB, addr string) redlock.Node) {
 	t.Run("ServerErrors", func(t *testing.T) { testServerErrors(t, open) })
 	t.Run("Deadline", func(t *testing.T) { testDeadline(t, server, open) })
 	t.Run("Once", func(t *testing.T) { testOnce(t, server, open) })
+	t.Run("Single", func(t *testing.T) { testSingle(t, server, open) })
 	t.Run("LateReply", func(t *testing.T) { testLateReply(t, server, open) })
 	t.Run("Gone", func(t *testing.T) { testGone(t, open) })
 	t.Run("Subscribe", func(t *testing.T) { testSubscribe(t, open) })
@@ -466,6 +467,48 @@ func testOnce(t *testing.T, s *servertest.RedisServer, open func(testing.TB, str
 }
 
 // testLateReply: the reply to a call that was given up is never another call's.
+// testSingle tests a node that makes single calls for whoever waits for them.
+func testSingle(t *testing.T, s *servertest.RedisServer, open func(testing.TB, string) redlock.Node) {
+	p := servertest.NewProxy(t, s.Addr())
+	n := open(t, p.Addr())
+	one, ok := n.(redlock.Single)
+	if !ok {
+		return
+	}
+	unknown := redlock.NewScript(fmt.Sprintf("return 'unknown until %d'", time.Now().UnixNano()))
+	wantCode(t, one.RunOne(within(t, patience), &redlock.Call{Script: unknown, Strict: true}).Err, "NOSCRIPT")
+	for _, once := range []bool{false, true} {
+		if r := one.RunOne(within(t, patience), &redlock.Call{Script: echo, Args: []string{"x"}, Once: once}); r.Err != nil || r.Value != "x" {
+			t.Errorf("RunOne answers %v, %v", r.Value, r.Err)
+		}
+	}
+	wantCode(t, one.RunOne(within(t, patience), &redlock.Call{Script: redlock.NewScript("return redis.error_reply('MINE of the test')")}).Err, "MINE")
+	done, cancel := context.WithCancel(t.Context())
+	cancel()
+	if r := one.RunOne(done, &redlock.Call{Script: echo, Args: []string{"x"}}); r.Err == nil {
+		t.Error("RunOne goes on though its context is done")
+	}
+	p.BlackHole()
+	const deadline = 100 * time.Millisecond
+	for i := range 3 {
+		start := time.Now()
+		r := one.RunOne(within(t, deadline), &redlock.Call{Script: echo, Args: []string{"lost"}})
+		var e *redlock.ServerError
+		if r.Err == nil || errors.As(r.Err, &e) {
+			t.Fatalf("through a black hole came %v, %v", r.Value, r.Err)
+		}
+		if d := time.Since(start); d > 20*deadline {
+			t.Errorf("call %d: RunOne came back after %v, its deadline was %v", i, d, deadline)
+		}
+	}
+	if p.Counts().BlackHoled == 0 {
+		t.Error("the black hole met nothing")
+	}
+	p.Heal()
+	p.Reset()
+	recovers(t, n)
+}
+
 func testLateReply(t *testing.T, s *servertest.RedisServer, open func(testing.TB, string) redlock.Node) {
 	for _, callers := range []int{1, 4} {
 		t.Run(fmt.Sprintf("callers=%d", callers), func(t *testing.T) {
