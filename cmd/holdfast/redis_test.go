@@ -57,7 +57,7 @@ func openURL(t *testing.T, urls ...string) (*opened, *holdfast.Locker) {
 }
 
 // Every kind of URL reaches its deployment, and what a nested holdfast is given reaches the
-// same one.
+// same one. (RED-16)
 func TestRedisURLs(t *testing.T) {
 	old := servertest.Aged(time.Hour)
 	certs := servertest.TLS(t)
@@ -135,7 +135,7 @@ func TestRedisURLs(t *testing.T) {
 	}
 }
 
-// What does not work says why, and shows no password.
+// What does not work says why, and shows no password. (RED-16)
 func TestRedisURLsThatFail(t *testing.T) {
 	old := servertest.Aged(time.Hour)
 	plain := servertest.Redis(t, old, servertest.Config("requirepass", "hunter2"), servertest.As("", "hunter2"))

@@ -42,6 +42,7 @@ func refusedInvalid(t *testing.T, s *redlock.Store, field string, parts ...strin
 	t.Log(err)
 }
 
+// RED-08
 func TestReplicaAsANode(t *testing.T) {
 	for _, c := range rig.Clients {
 		for _, n := range []int{1, 5} {
@@ -58,6 +59,7 @@ func TestReplicaAsANode(t *testing.T) {
 	}
 }
 
+// RED-08
 func TestOneServerUnderTwoNames(t *testing.T) {
 	for _, c := range rig.Clients {
 		for _, n := range []int{2, 5} {
@@ -176,7 +178,7 @@ func TestNoRightToINFO(t *testing.T) {
 }
 
 // Wrong credentials on two of five: it works, and does not storm them. On three: refused at
-// once as what waiting cannot mend.
+// once as what waiting cannot mend. (RED-17)
 func TestWrongCredentialsOnSome(t *testing.T) {
 	for _, kind := range []string{"WRONGPASS", "NOAUTH"} {
 		for _, c := range rig.Clients {

@@ -44,7 +44,7 @@ var lockPatterns = []string{"~jobs:*", "~{jobs:*", "~{holdfast}:*", "&holdfast:*
 
 // The rules that a refusal names suffice, with no more keys than the locks' own, and none of
 // them is asked of a server for nothing: without a single one it works, or is refused with it.
-// The client's own commands (AUTH, HELLO, PING, SELECT) are open to every user.
+// The client's own commands (AUTH, HELLO, PING, SELECT) are open to every user. (RED-09)
 func TestRights(t *testing.T) {
 	each(t, func(t *testing.T, c client) {
 		rules := advised(t, c)
@@ -117,7 +117,7 @@ func cycle(t *testing.T, locks *holdfast.Locker, part string) bool {
 	return released == nil
 }
 
-// A user who may call functions only: there is no such mode, and no step that is not atomic.
+// A user who may call functions only: there is no such mode, and no step that is not atomic. (RED-09)
 func TestFunctionsOnly(t *testing.T) {
 	each(t, func(t *testing.T, c client) {
 		s := old(t)

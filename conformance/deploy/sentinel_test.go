@@ -98,7 +98,7 @@ func young(t *testing.T, locks *holdfast.Locker, key string) {
 // A failover of which the replica has the vote: the lease goes on, on the promoted server, and
 // nobody gets the key, or another one, before the server may vote. A failover of which it does
 // not: the lease is lost at the first extension that reaches it, before anybody can have the
-// key. Tokens grow, waiters go on, and no client is started anew.
+// key. Tokens grow, waiters go on, and no client is started anew. (FAI-04)
 func TestSentinelFailover(t *testing.T) {
 	for _, row := range []struct {
 		name string
@@ -231,7 +231,7 @@ func TestSentinelSwitch(t *testing.T) {
 }
 
 // The primary is made a replica under a client that has no Sentinel to ask: READONLY, which ends
-// no lease and no wait, until it is a primary again.
+// no lease and no wait, until it is a primary again. (RED-03)
 func TestDemotedUnderUs(t *testing.T) {
 	each(t, func(t *testing.T, c client) {
 		s, other := old(t), old(t)
@@ -262,7 +262,7 @@ func TestDemotedUnderUs(t *testing.T) {
 }
 
 // Two primaries behind one name, as after a split: two may hold, which no lock on such a pair
-// can prevent. Their tokens differ, and the resource lets them through in rising order only.
+// can prevent. Their tokens differ, and the resource lets them through in rising order only. (FAI-06)
 func TestTwoPrimaries(t *testing.T) {
 	each(t, func(t *testing.T, c client) {
 		one, two := old(t), old(t)
