@@ -81,10 +81,11 @@ func (s *Store) directCall() *directCall {
 // Posted calls wait for the pipeline that is under way, and go out together as the next one:
 // that is less work for client and server than as many requests at once, and some clients
 // are at their fastest while one goroutine uses them. A node that takes longer than a quarter of the
-// usual round trip has up to maxLines pipelines at the same time.
+// usual round trip, or that many wait for, has up to maxLines pipelines at the same time.
 const (
 	maxLines   = 4
 	minLine    = time.Millisecond
+	fullLine   = 16
 	maxCarried = 128
 )
 
@@ -112,7 +113,8 @@ func (p *peer) post(call Call, answer func(Reply)) {
 	l.mu.Lock()
 	l.waiting = append(l.waiting, posted{call, now, answer})
 	since := now - l.began
-	start := l.running == 0 || l.running < maxLines && since > max(minLine, p.s.roundTrip()/4) || since > p.s.opts.NodeTimeout
+	start := l.running == 0 || since > p.s.opts.NodeTimeout ||
+		l.running < maxLines && (since > max(minLine, p.s.roundTrip()/4) || len(l.waiting) >= fullLine)
 	if start {
 		l.running++
 		l.began = now
