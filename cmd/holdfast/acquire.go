@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -62,7 +63,8 @@ func acquireCommand() *cobra.Command {
 		Args:              oneKey,
 		ValidArgsFunction: completeKey(&f.store),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := f.check(cmd.Flags().Changed); err != nil {
+			given := cmd.Flags().Changed
+			if err := cmp.Or(f.check(given), f.ticket.check(given)); err != nil {
 				return err
 			}
 			return f.run(cmd.Context(), args[0])

@@ -255,7 +255,7 @@ func (b *bench) reach(ctx context.Context, locks *holdfast.Locker) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case errors.Is(err, store.ErrInvalid), errors.Is(err, store.ErrUnsupported):
-			return failure(err)
+			return refusal(err)
 		case isYoung && waited+young.VotesIn > b.f.wait:
 			return &exit{exitFailed, fmt.Errorf("%w; wait longer (--wait %v), or give --trust-restarts if these servers lose nothing at a restart",
 				err, (waited + young.VotesIn + 2*time.Second).Round(time.Second))}

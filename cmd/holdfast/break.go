@@ -15,11 +15,12 @@ const breakHelp = `Take KEY from its holder, so that another can hold it.
 
 The holder is not asked. It learns of the loss when it extends its lease the next time;
 "holdfast run" then ends its command. KEY becomes free when the holder's lease would
-have ended (on Redis after one max-ttl), and not before: two never hold it. The next
-holder's token is larger, so that a guard refuses what the old one still writes.
+have ended (on Redis after one max-ttl), and not before: two holders of Holdfast never hold
+it. The next one's token is larger, so that a guard refuses what the old one still writes.
 
-A lock that another library left without a ttl is taken as well. A library that does not
-compare owners when it extends or releases may come back.
+Another library's lock on Redis is taken as well, and is free after one max-ttl, also where
+it had no end or a later one: be sure that its holder has ended, or two hold the key. A
+library that does not compare owners when it extends or releases may come back.
 
 Say whom to break: --owner names the acquisition that status showed, and no other one is
 broken; --force breaks whoever holds KEY at this moment. With neither, the answer names
@@ -104,7 +105,7 @@ func (f *breakFlags) run(ctx context.Context, key string) error {
 	}
 	after, _, err := inspectKey(ctx, i, key)
 	if err != nil {
-		return failure(fmt.Errorf("%q was taken from its holder, but when it is free is not known: %w", key, err))
+		return refusal(fmt.Errorf("%q was taken from its holder, but when it is free is not known: %w", key, err))
 	}
 	return f.tell(h, after)
 }
@@ -123,7 +124,7 @@ func breakHolder(ctx context.Context, i store.Inspector, h store.Holder) error {
 	case errors.Is(err, store.ErrLost):
 		return notHeld(h.Key)
 	}
-	return failure(asked("break", h.Key, err))
+	return refusal(asked("break", h.Key, answerLimit, err))
 }
 
 func notHeld(key string) error {

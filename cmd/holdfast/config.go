@@ -127,6 +127,7 @@ const configKeys = "there are store, ttl, max-ttl, trust-restarts and label"
 // parseConfig reads the text of a file that path names for people.
 func parseConfig(path string, text []byte) (config, error) {
 	var values map[string]any
+	text = bytes.TrimPrefix(text, []byte("\ufeff")) // the byte order mark, with which some editors begin
 	if err := toml.Unmarshal(text, &values); err != nil {
 		rule := strings.TrimPrefix(err.Error(), "toml: ")
 		// The parser's text of several lines, which is not used, would show passwords.

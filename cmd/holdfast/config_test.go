@@ -37,6 +37,7 @@ label = "rack 7"
 		`store = "redis://a"`:          "redis://a:6379",
 		`store = "sqlite:/a b%3F.db"`:  "sqlite:/a b%3F.db",
 		`store = ["sqlite:/locks.db"]`: "sqlite:/locks.db",
+		"\ufeffstore = 'redis://a'":    "redis://a:6379",
 		`store = "redis+cluster://a,b"` + "\nmax-ttl=\"1s\"\n": "redis+cluster://a:6379,b:6379",
 	} {
 		c, err := parseConfig("f", []byte(text))

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"os"
 	"syscall"
 
@@ -59,10 +61,10 @@ func extendCommand() *cobra.Command {
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			given := cmd.Flags().Changed
-			if err := f.store.check(given); err != nil {
+			if err := cmp.Or(f.store.check(given), f.ticket.check(given)); err != nil {
 				return err
 			}
-			if given("while-pid") && f.whilePID <= 0 {
+			if given("while-pid") && (f.whilePID <= 0 || f.whilePID > math.MaxInt32) { // a system cuts a larger one off
 				return usage("invalid --while-pid %d: must be the id of a process", f.whilePID)
 			}
 			return f.run(cmd.Context(), args)

@@ -41,15 +41,19 @@ func inspectKey(ctx context.Context, i store.Inspector, key string) (store.Holde
 		case err == nil:
 			return h, nodes.sorted(), nil
 		case try == inspectTries || !errors.Is(err, store.ErrUnavailable):
-			return h, nil, failure(asked("status", key, err))
+			return h, nil, refusal(asked("status", key, answerLimit, err))
 		}
 	}
 }
 
+// refusal is the end of a verb whose store does not do what it was asked for. Where it is
+// invalid, that is the store or its key, not the command line.
+func refusal(err error) error { return &exit{exitFailed, err} }
+
 // asked wraps an error of a store with what was asked.
-func asked(verb, key string, err error) error {
+func asked(verb, key string, limit time.Duration, err error) error {
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = fmt.Errorf("%w: no answer within %v: %w", store.ErrUnavailable, answerLimit, err)
+		err = fmt.Errorf("%w: no answer within %v: %w", store.ErrUnavailable, limit, err)
 	}
 	if key == "" {
 		return fmt.Errorf("%s: %w", verb, err)

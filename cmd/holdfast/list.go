@@ -81,7 +81,7 @@ func list(ctx context.Context, stores storeFlags, prefix string, asJSON bool) er
 	for h, err := range listAgain(ctx, i, prefix) {
 		switch {
 		case err != nil: // what was found so far is told
-			return failure(errors.Join(asked("list", prefix, err), columns.Flush(), out.Flush()))
+			return refusal(errors.Join(asked("list", prefix, listLimit, err), columns.Flush(), out.Flush()))
 		case asJSON:
 			text, jerr := json.Marshal(jsonHolder(h, nil))
 			if jerr != nil {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -58,13 +59,13 @@ func run(args []string) int {
 	defer stderr.flush()
 	root := rootCommand()
 	root.SetArgs(args)
-	err := root.Execute()
+	cmd, err := root.ExecuteC()
 	if err == nil {
 		return 0
 	}
 	e, ok := errors.AsType[*exit](err)
 	if !ok { // cobra's own: a flag, a command that does not exist
-		e = &exit{exitUsage, err}
+		e = &exit{exitUsage, fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
 	}
 	if e.err != nil {
 		say("%v", e.err)
@@ -105,5 +106,16 @@ func rootCommand() *cobra.Command {
 	}
 	root.AddCommand(runCommand(), benchCommand(), acquireCommand(), extendCommand(), releaseCommand(), statusCommand(), listCommand(), breakCommand(),
 		completionCommand(), manCommand(), versionCommand())
+	root.InitDefaultHelpCmd()
+	for _, c := range root.Commands() {
+		if c.Name() == "help" { // cobra's own shows another page where there is no such verb, and succeeds
+			c.Args = func(_ *cobra.Command, args []string) error {
+				if _, rest, err := root.Find(args); err != nil || len(rest) > 0 {
+					return usage("there is no verb %q; holdfast --help lists them", strings.Join(args, " "))
+				}
+				return nil
+			}
+		}
+	}
 	return root
 }

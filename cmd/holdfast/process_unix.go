@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -30,14 +31,16 @@ func ignorePipe() { signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE) }
 
 // child is a started command: the leader of a process group of its own.
 type child struct {
-	pid int
-	tty *os.File // the terminal whose foreground the group was given; nil where none
+	pid     int
+	process *os.Process
+	tty     *os.File // the terminal whose foreground the group was given; nil where none
 	// lent: others of our own group, such as a pager behind us in a pipeline, have read the
 	// terminal. The foreground is then theirs, until the command reads.
 	lent bool
 	// valid reports whether a stopped command may go on.
 	valid  func() bool
 	killed bool
+	reaped atomic.Bool // its id may be another's
 }
 
 // start starts cmd in its own process group, in the foreground where we are. It must be
@@ -56,7 +59,7 @@ func start(cmd *exec.Cmd, valid func() bool) (*child, error) {
 		c.close()
 		return nil, err
 	}
-	c.pid = cmd.Process.Pid
+	c.pid, c.process = cmd.Process.Pid, cmd.Process
 	if c.tty != nil {
 		// From here on we are in the background, and a write or a change of the
 		// foreground would stop us.
@@ -104,8 +107,10 @@ func (c *child) wait() int {
 		case status.Stopped():
 			c.stopped(status.StopSignal())
 		case status.Signaled():
+			c.reaped.Store(true)
 			return exitSignal + int(status.Signal())
 		default:
+			c.reaped.Store(true)
 			return status.ExitStatus()
 		}
 	}
@@ -147,9 +152,13 @@ func (c *child) forward(s os.Signal) {
 	c.signal(s)
 }
 
-// signal sends s to the command and all that it started in its group.
+// signal sends s to the command and all that it started in its group. A command that has gone
+// over to another group gets it alone.
 func (c *child) signal(s os.Signal) {
 	_ = unix.Kill(-c.pid, s.(syscall.Signal)) // fails where nobody is left
+	if group, err := unix.Getpgid(c.pid); err == nil && group != c.pid && !c.reaped.Load() {
+		_ = c.process.Signal(s)
+	}
 }
 
 // terminate asks the group to end; a stopped process hears it when it continues.

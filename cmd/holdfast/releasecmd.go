@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -34,7 +35,8 @@ func releaseCommand() *cobra.Command {
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := stores.check(cmd.Flags().Changed); err != nil {
+			given := cmd.Flags().Changed
+			if err := cmp.Or(stores.check(given), ticket.check(given)); err != nil {
 				return err
 			}
 			return releaseTicket(cmd.Context(), stores, ticket, args)
@@ -83,5 +85,5 @@ func giveBack(lease *holdfast.Lease) error {
 	case errors.Is(err, holdfast.ErrLost):
 		return lost(err)
 	}
-	return failure(err)
+	return refusal(err)
 }

@@ -20,9 +20,9 @@ import (
 // record is one line of --json. Times are Unix times, and both they and durations are in
 // seconds.
 type record struct {
-	Time     float64        `json:"time"`
-	Event    string         `json:"event"`
-	Key      string         `json:"key"`
+	Time  float64 `json:"time"`
+	Event string  `json:"event"`
+	keyJSON
 	Token    holdfast.Token `json:"token,omitempty"`
 	Owner    string         `json:"owner,omitempty"`
 	Deadline float64        `json:"deadline,omitempty"` // the lease holds until then if it is never extended again
@@ -105,7 +105,7 @@ func (r *reporter) tell(rec record, text string) {
 		}
 		return
 	}
-	rec.Time, rec.Key = unixTime(time.Now()), r.key
+	rec.Time, rec.keyJSON = unixTime(time.Now()), jsonKey(r.key)
 	if line, err := json.Marshal(rec); err == nil { // it holds nothing that JSON cannot say
 		stderr.say(string(line))
 	}

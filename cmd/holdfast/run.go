@@ -67,7 +67,8 @@ Signals are sent on to the process group of CMD, all that can be caught but PIPE
 URG, PROF and TTOU. One that comes while waiting gives up and leaves nothing behind; one
 that comes during --min-hold, or that ended CMD before, ends that.
 
---json writes one object a line. Each has time, event and key; durations are seconds:
+--json writes one object a line. Each has time, event and key, and key_base64 where the key
+is not UTF-8; durations are seconds:
   waiting   waited, error, holder (label, token, ttl, since)
   acquired  token, owner, deadline, waited
   at-risk   token, left, error: an extension failed; extended: it works again
@@ -79,7 +80,8 @@ that comes during --min-hold, or that ended CMD before, ends that.
 What is wrong with the flags is told as text.
 
 Limits:
-  What leaves the process group, as daemons do, is neither ended nor waited for.
+  What CMD starts and what leaves its process group, as daemons do, is neither ended nor
+  waited for.
   What runs as another user, as under sudo, gets no signals from a holdfast that is not
   root: write sudo holdfast run, not holdfast run -- sudo.
   Where holdfast itself is killed by KILL, CMD is too on Linux, unless it has changed its
@@ -494,5 +496,5 @@ func cannotRun(name string, err error) error {
 	if e, ok := errors.AsType[*exec.Error](err); ok {
 		err = e.Err
 	}
-	return &exit{code, fmt.Errorf("cannot run %s: %w", name, err)}
+	return &exit{code, fmt.Errorf("cannot run %s: %w", shown(name), err)}
 }

@@ -16,7 +16,55 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func init() { programs["listen"] = listen }
+func init() {
+	programs["listen"] = listen
+	programs["regroup"] = regroup
+}
+
+// regroup leaves its process group for that of its parent, and goes on as a shell: regroup SCRIPT.
+func regroup() {
+	group, err := syscall.Getpgid(os.Getppid())
+	if err == nil {
+		err = syscall.Setpgid(0, group)
+	}
+	if err == nil {
+		err = syscall.Exec("/bin/sh", []string{"sh", "-c", os.Args[1]}, os.Environ())
+	}
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
+}
+
+// A command that leaves its process group is still ours: it hears signals, and is ended.
+func TestCommandInAnotherGroup(t *testing.T) {
+	t.Parallel()
+	const loop = "touch started; while :; do sleep 0.02; done"
+	for name, c := range map[string]struct {
+		args   []string
+		script string
+		signal os.Signal
+		code   int
+	}{
+		"signal": {nil, `trap "exit 7" USR1; ` + loop, syscall.SIGUSR1, 7},
+		"TERM":   {[]string{"--max-hold", "2s"}, loop, nil, exitLost},
+		"KILL":   {[]string{"--max-hold", "2s", "--grace", "200ms"}, `trap "" TERM; ` + loop, nil, exitLost},
+		"alone":  {nil, "touch started; exit 3", nil, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			p := launch(t, dir, append(append([]string{"run", "--store", "sqlite:locks.db"}, c.args...), "k", "--", "regroup", c.script)...)
+			eventually(t, "the command runs", func() bool { return exists(filepath.Join(dir, "started")) })
+			if c.signal != nil {
+				if err := p.Process.Signal(c.signal); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if code := p.code(); code != c.code || strings.Contains(p.err.String(), "does not end") {
+				t.Errorf("exit code %d, want %d; %s", code, c.code, p.err.String())
+			}
+		})
+	}
+}
 
 // listen notes the first of these signals that it hears, and ends with 5: listen FILE NUMBER...
 func listen() {

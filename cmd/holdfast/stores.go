@@ -108,9 +108,12 @@ func (f storeFlags) specs() ([]storeSpec, error) {
 	return []storeSpec{{scheme: "sqlite", path: path}}, nil
 }
 
+const blanks = " \t\r\n"
+
 // splitStores reads HOLDFAST_STORE: one SQLite store, whose path may hold spaces, or
 // URLs with spaces between them.
 func splitStores(s string) []string {
+	s = strings.Trim(s, blanks) // the end of a line in a file of settings is no part of a path
 	if strings.HasPrefix(s, "sqlite:") {
 		return []string{s}
 	}
@@ -228,8 +231,11 @@ func parseSQLite(path string, refuse refuseFunc) (storeSpec, error) {
 	return storeSpec{scheme: "sqlite", path: path}, nil
 }
 
-// escapePath writes a path so that parseSQLite reads it.
+// escapePath writes a path so that splitStores and parseSQLite read it.
 func escapePath(path string) string {
+	if last := len(path) - 1; last >= 0 && strings.IndexByte(blanks, path[last]) >= 0 {
+		return escapePath(path[:last]) + fmt.Sprintf("%%%02X", path[last])
+	}
 	if rest, ok := strings.CutPrefix(path, "//"); ok { // which would begin a host
 		return "%2F/" + pathEscaper.Replace(rest)
 	}

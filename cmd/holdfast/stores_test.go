@@ -196,6 +196,7 @@ func TestSplitStores(t *testing.T) {
 		"redis://a":               "redis://a",
 		" redis://a  redis://b\n": "redis://a|redis://b",
 		"sqlite:/my locks/a.db":   "sqlite:/my locks/a.db",
+		" sqlite:/my locks/b\r\n": "sqlite:/my locks/b",
 	} {
 		if got := strings.Join(splitStores(raw), "|"); got != want {
 			t.Errorf("%q: %q, want %q", raw, got, want)

@@ -42,6 +42,14 @@ func (f *ticketFlags) addFile(flags *pflag.FlagSet, text string) {
 	flags.StringVar(&f.file, "ticket-file", "", text)
 }
 
+// check refuses the empty name of an unset variable: what is secret would go elsewhere.
+func (f *ticketFlags) check(given func(flag string) bool) error {
+	if given("ticket-file") && f.file == "" {
+		return usage("invalid --ticket-file: must not be empty")
+	}
+	return nil
+}
+
 func (f *ticketFlags) addJSON(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.json, "json", false, "print a JSON object with key, token, owner, deadline and ticket")
 }
@@ -187,8 +195,9 @@ func adopt(ctx context.Context, locks *holdfast.Locker, ticket string) (*holdfas
 	ctx, cancel := context.WithTimeout(ctx, answerLimit)
 	defer cancel()
 	lease, err := locks.Adopt(ctx, ticket)
+	var last error // of the attempts before
 	for unanswered(err) && ctx.Err() == nil {
-		last := err
+		last = err
 		select {
 		case <-ctx.Done():
 		case <-time.After(adoptPause):
@@ -202,6 +211,11 @@ func adopt(ctx context.Context, locks *holdfast.Locker, ticket string) (*holdfas
 	switch {
 	case err == nil:
 		return lease, nil
+	case errors.Is(err, holdfast.ErrLost) && last != nil: // the ttl may have ended meanwhile
+		if e, ok := errors.AsType[*holdfast.Error](last); ok {
+			last = e.Err
+		}
+		return nil, lost(fmt.Errorf("%w; before that: %w", err, last))
 	case errors.Is(err, holdfast.ErrLost):
 		return nil, lost(err)
 	case invalid != nil && invalid.Field == "ticket":
@@ -209,7 +223,7 @@ func adopt(ctx context.Context, locks *holdfast.Locker, ticket string) (*holdfas
 	case unanswered(err):
 		return nil, &exit{exitFailed, fmt.Errorf("%w; the ticket stays good until its ttl ends: try again", err)}
 	}
-	return nil, failure(err)
+	return nil, refusal(err)
 }
 
 // unanswered reports whether asking again may bring an answer.

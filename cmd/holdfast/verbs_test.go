@@ -212,6 +212,26 @@ func TestVerbsOnSilentServer(t *testing.T) {
 	}
 }
 
+// Where a ticket's ttl ends before the store has answered, the loss says what was in the way.
+func TestTicketEndsUnanswered(t *testing.T) {
+	t.Parallel()
+	server := servertest.Redis(t, aged)
+	proxy := servertest.NewProxy(t, server.Addr())
+	ticket := filepath.Join(t.TempDir(), "ticket")
+	url := "redis://" + proxy.Addr()
+	if code, _, errs := verb(t, "acquire", "--store", url, "--ttl", "3s", "--ticket-file", ticket, "k"); code != 0 {
+		t.Fatal(errs)
+	}
+	proxy.BlackHole()
+	code, _, errs := verb(t, "release", "--store", url, "--ticket-file", ticket)
+	if proxy.Counts().BlackHoled == 0 {
+		t.Error("the black hole swallowed nothing")
+	}
+	if code != exitLost || !strings.Contains(errs, "; before that: "+proxy.Addr()+": no answer within ") || strings.Count(errs, "holdfast: ") != 1 {
+		t.Errorf("%d, %s", code, errs)
+	}
+}
+
 // A holder that is cut off from the store learns by its own clock that the lease is lost.
 func TestWhilePIDCutOff(t *testing.T) {
 	t.Parallel()
