@@ -64,6 +64,9 @@ func acquireCommand() *cobra.Command {
 		ValidArgsFunction: completeKey(&f.store),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			given := cmd.Flags().Changed
+			if f.ttl <= 0 { // zero would be a default of the library
+				return usage("invalid --ttl %v: must be positive", f.ttl)
+			}
 			if err := cmp.Or(f.check(given), f.ticket.check(given)); err != nil {
 				return err
 			}
