@@ -73,8 +73,9 @@ func (s *Store) Claim(key string, o store.ClaimOptions) store.Claim {
 
 // voteCall is one VOTE, of any node's script.
 type voteCall struct {
-	stamp      int64
-	keys, args [3]string
+	stamp int64
+	keys  [2]string
+	args  [3]string
 }
 
 // write sets what is sent. The two texts that only this call needs share their memory.
@@ -84,17 +85,13 @@ func (v *voteCall) write(c *claim, owner string, stamp int64) {
 	n := len(b)
 	text := string(strconv.AppendInt(b, stamp, 10))
 	v.stamp = stamp
-	v.keys = [3]string{c.vote, text[:n], checkedKey}
+	v.keys = [2]string{c.vote, text[:n]}
 	v.args = [3]string{owner, c.s.milliseconds(c.ttl), text[n:]}
 }
 
 // on is the call by one node's script.
 func (v *voteCall) on(script *voteScript) Call {
-	keys := v.keys[:]
-	if script.checks != checkCached {
-		keys = keys[:2]
-	}
-	return Call{Script: script.Script, Keys: keys, Args: v.args[:], Strict: script.checks != checkNone}
+	return Call{Script: script.Script, Keys: v.keys[:], Args: v.args[:], Strict: script.checks != checkNone}
 }
 
 func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }

@@ -9,15 +9,14 @@ if cur == ARGV[1] then -- the key may also hold another kind of value by now
   redis.call('DEL', KEYS[1]) -- first: a deletion is never refused for want of memory
   freed = 1
 end
-local S = tonumber(ARGV[2])
-if S == 0 then
+if ARGV[2] == '0' then
   local info = freed == 0 and redis.pcall('INFO', 'replication')
   if type(info) == 'string' and string.find(info, 'role:slave', 1, true) then
     return redis.error_reply('READONLY a replica, which may be behind; a node must be a primary')
   end
   return freed
 end
-local t = redis.call('TIME')
+local S, t = tonumber(ARGV[2]), redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 if S > now + @AHEAD@ then return {'AHEAD', freed, now} end -- no tombstone yet
 if S > math.max(tonumber(redis.call('GET', KEYS[2]) or '0'), now - @MARGIN@) then

@@ -62,15 +62,19 @@ type voteScript struct {
 // newVote returns the VOTE script of a server: its text carries the replication id for
 // which it was admitted, and the longest ttl.
 func newVote(replid string, c check, maxTTL time.Duration) *voteScript {
-	body := ""
+	body, checked := "", "" // a key of the text's own: it is not used on a Cluster
 	if c != checkNone && !off(ruleV) {
 		remember := ""
 		if c == checkCached {
-			remember = "redis.pcall('SET', KEYS[3], '@REPLID@', 'PX', 1000)"
+			remember = "redis.pcall('SET', '" + checkedKey + "', '@REPLID@', 'PX', 1000)"
+			checked = ", '" + checkedKey + "'"
 		}
 		body = strings.Replace(checkText, "--[[REMEMBER]]", remember, 1)
 	}
-	text := strings.Replace(voteText, "--[[CHECK]]\n", body, 1)
+	text := strings.NewReplacer(
+		"--[[CHECK]]\n", body,
+		"--[[CHECKED]]", checked,
+	).Replace(voteText)
 	text = strings.NewReplacer(
 		"@REPLID@", replid,
 		"@CHECK@", string(c),

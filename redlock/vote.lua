@@ -1,30 +1,32 @@
 -- VOTE of docs/protocol.md 1.2: acquire, and heal a node that has lost the vote.
--- KEYS vote, mark [, {holdfast}:checked]
+-- KEYS vote, mark
 -- ARGV owner, ttl in ms, stamp in us
 -- Answers OK by the node's clock alone, in us; anything else by its name, the mark and the clock.
 -- Admitted for replication id @REPLID@, check @CHECK@, longest ttl @MAXTTL@ ms.
 -- Texts are handed on as they came: Redis prints numbers slowly, and rounded.
-local call = redis.call
-local vote, mark, owner, stamp = KEYS[1], KEYS[2], ARGV[1], ARGV[3]
-local m = call('MGET', unpack(KEYS))
+-- Every lock waits for this: sums turn texts into numbers, and no global is looked up twice.
+local call, vote, mark = redis.call, KEYS[1], KEYS[2]
+local owner, px, stamp = ARGV[1], ARGV[2], ARGV[3]
+local m = call('MGET', vote, mark--[[CHECKED]])
 --[[CHECK]]
-local ttl, S = tonumber(ARGV[2]), tonumber(stamp)
+local ttl, S = px + 0, stamp + 0
 if ttl > @MAXTTL@ then return redis.error_reply('MAXTTL ttl is longer than @MAXTTL@ ms') end
 local t = call('TIME')
 local now = t[1] * 1000000 + t[2]
-local cur, F = m[1], tonumber(m[2] or '0')
-local f = math.max(F, now - @MARGIN@)
+local cur, F = m[1], (m[2] or 0) + 0
+local f = now - @MARGIN@
+if F > f then f = F end
 if cur and cur ~= owner then
   return {'BUSY', f, now, cur, call('PTTL', vote)}
 end
 if cur and call('PTTL', vote) < ttl then
-  call('PEXPIRE', vote, ARGV[2]) -- never shortens; before the mark, so that OOM cannot stop it
+  call('PEXPIRE', vote, px) -- never shortens; before the mark, so that OOM cannot stop it
 end
 local why
 if S > now + @AHEAD@ then
   why = 'AHEAD'
 elseif S > f then
-  if not cur and not call('SET', vote, owner, 'PX', ARGV[2], 'NX') then
+  if not cur and not call('SET', vote, owner, 'PX', px, 'NX') then
     return redis.error_reply('WRONGTYPE the key holds another kind of value') -- MGET hides it
   end
   call('SET', mark, stamp, 'PX', '@LIFE@')

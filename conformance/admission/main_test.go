@@ -104,12 +104,7 @@ func rawVote(t *testing.T, s *servertest.RedisServer, tap *rig.Tap, key string) 
 	if len(vote) < 8 {
 		t.Fatalf("no VOTE was seen: %q", vote)
 	}
-	if vote[2] == "3" { // vote, mark, {holdfast}:checked
-		vote[6] = "raw"
-	} else {
-		vote[5] = "raw"
-	}
-	vote[3], vote[4] = key, "{"+key+"}:fence"
+	vote[3], vote[4], vote[5] = key, "{"+key+"}:fence", "raw"
 	v, err := s.Do(vote...)
 	if err == nil {
 		t.Fatalf("the server voted for a raw EVALSHA: %v", v)
