@@ -126,7 +126,21 @@ func (f *extendFlags) watch(ctx context.Context, st *opened, key, ticket string)
 	ignorePipe()
 	signals := make(chan os.Signal, 16)
 	catch(signals, ending)
-	lease, err := adopt(ctx, locks, ticket)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var lease *holdfast.Lease
+	adopted := make(chan struct{})
+	go func() {
+		defer close(adopted)
+		lease, err = adopt(ctx, locks, ticket)
+	}()
+	select {
+	case <-adopted:
+	case s := <-signals:
+		cancel()
+		<-adopted
+		return f.stopWatch(lease, err, gone, s)
+	}
 	if err != nil {
 		return err
 	}
@@ -136,15 +150,22 @@ func (f *extendFlags) watch(ctx context.Context, st *opened, key, ticket string)
 	case <-lease.Done():
 		return lost(lease.Err())
 	case s := <-signals:
+		return f.stopWatch(lease, nil, gone, s)
+	}
+}
+
+// stopWatch ends the watch by a signal: the lease, if there is one, is the caller's again.
+func (f *extendFlags) stopWatch(lease *holdfast.Lease, err error, gone <-chan struct{}, s os.Signal) error {
+	if err == nil {
 		select {
 		case <-gone:
 			err = giveBack(lease)
 		default:
 			err = f.give(lease)
 		}
-		if err != nil {
-			say("%v", err)
-		}
-		return &exit{code: exitSignal + int(s.(syscall.Signal))}
 	}
+	if err != nil {
+		say("%v", err)
+	}
+	return &exit{code: exitSignal + int(s.(syscall.Signal))}
 }

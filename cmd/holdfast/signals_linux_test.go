@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-go/holdfast/servertest"
 )
 
 func init() {
@@ -226,5 +228,29 @@ func TestPager(t *testing.T) {
 	shows("[last c]")
 	if code := p.code(); code != 0 {
 		t.Errorf("exit code %d: %s", code, screen.String())
+	}
+}
+
+// A signal ends the watch also while the store does not answer, and not the lease.
+func TestWhilePIDUnanswered(t *testing.T) {
+	t.Parallel()
+	server := servertest.Redis(t, aged)
+	proxy := servertest.NewProxy(t, server.Addr())
+	url, dir := "redis://"+proxy.Addr(), t.TempDir()
+	if code, _, errs := verb(t, "acquire", "--store", url, "--ttl", "30s", "--ticket-file", filepath.Join(dir, "ticket"), "k"); code != 0 {
+		t.Fatal(errs)
+	}
+	proxy.BlackHole()
+	p := launch(t, dir, "extend", "--store", url, "--ticket-file", "ticket", "--while-pid", strconv.Itoa(os.Getpid()))
+	eventually(t, "the black hole swallows a request", func() bool { return proxy.Counts().BlackHoled > 0 })
+	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if code := p.code(); code != exitSignal+int(syscall.SIGTERM) || !strings.Contains(p.err.String(), "the ticket stays good until its ttl ends") {
+		t.Errorf("%d, %s", code, p.err.String())
+	}
+	proxy.Heal()
+	if code, _, errs := verb(t, "release", "--store", url, "--ticket-file", filepath.Join(dir, "ticket")); code != 0 {
+		t.Errorf("the ticket is of no use any more: %s", errs)
 	}
 }
