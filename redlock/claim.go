@@ -118,11 +118,16 @@ func (c *claim) Try(ctx context.Context) (store.Grant, error) {
 		return g, err
 	}
 	start := c.s.clock.Now()
+	sent := start
+	if !c.s.contacted.Load() {
+		sent = clock.Instant{} // the first contact takes its time
+	}
 	if err := c.s.contact(ctx, c.vote); err != nil {
 		return store.Grant{}, err
 	}
 	for renewed := 0; ; renewed++ {
-		grant, d, r, err := c.try(ctx, start)
+		grant, d, r, err := c.try(ctx, start, sent)
+		sent = clock.Instant{}
 		if err != nil || d.action == granted {
 			return grant, err
 		}
@@ -154,11 +159,14 @@ func (c *claim) granted() (store.Grant, error) {
 
 // try runs the rounds of one attempt. It ends with a grant; with the context's error; or
 // with the decision that ended the attempt, whose votes have then been given back.
-func (c *claim) try(ctx context.Context, start clock.Instant) (store.Grant, decision, *round, error) {
+//
+// The first round is sent now, where that is not zero: no clock is read twice.
+func (c *claim) try(ctx context.Context, start, now clock.Instant) (store.Grant, decision, *round, error) {
 	var l limits
 	var oks []answer // of earlier rounds, where tests have switched rule I off
 	for {
-		r, err := c.round(ctx)
+		r, err := c.round(ctx, now)
+		now = clock.Instant{}
 		if err != nil {
 			c.abandon(ctx, nil)
 			return store.Grant{}, decision{}, nil, err
@@ -247,8 +255,8 @@ func (s *Store) newRound(c *claim) *round {
 	return r
 }
 
-// round sends the next stamp and waits until the answers decide.
-func (c *claim) round(ctx context.Context) (*round, error) {
+// round sends the next stamp and waits until the answers decide. A zero now is read.
+func (c *claim) round(ctx context.Context, now clock.Instant) (*round, error) {
 	r := c.s.newRound(c)
 	var room [8]*peer
 	usable, crowded := room[:0], []*peer(nil)
@@ -276,7 +284,7 @@ func (c *claim) round(ctx context.Context) (*round, error) {
 		return r, nil
 	}
 	r.asked = len(usable)
-	if err := c.begin(r, usable); err != nil {
+	if err := c.begin(r, usable, now); err != nil {
 		return nil, err
 	}
 	trace := store.Trace(ctx)
@@ -348,12 +356,12 @@ func (r *round) ask(p *peer, call *voteCall, trace func(store.NodeEvent)) {
 func (c *claim) current() *attempt {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.currentLocked()
+	return c.currentLocked(c.s.wall())
 }
 
-func (c *claim) currentLocked() *attempt {
+func (c *claim) currentLocked(wall int64) *attempt {
 	if c.birth == 0 {
-		c.birth = c.s.wall()
+		c.birth = wall
 	}
 	if c.attempt == nil {
 		c.attempt = c.newAttempt(newOwner(c.birth, c.s.inbox, c.label).text)
@@ -376,19 +384,22 @@ func (c *claim) newAttempt(owner string) *attempt {
 
 // begin proposes a stamp and books it as sent, before anything is: a RELEASE that
 // overtakes the round must know it.
-func (c *claim) begin(r *round, usable []*peer) error {
+func (c *claim) begin(r *round, usable []*peer, now clock.Instant) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ended {
 		return store.ErrReleased
 	}
-	r.a = c.currentLocked()
-	r.stamp = max(c.s.wall(), c.seen+1, r.a.stamp+1)
+	wall := c.s.wall()
+	r.a = c.currentLocked(wall)
+	r.stamp = max(wall, c.seen+1, r.a.stamp+1)
 	r.a.stamp = r.stamp
 	for _, p := range usable {
 		r.a.nodes[p.index].sent = r.stamp
 	}
-	r.t0 = c.s.clock.Now()
+	if r.t0 = now; now.IsZero() {
+		r.t0 = c.s.clock.Now()
+	}
 	return nil
 }
 

@@ -35,21 +35,25 @@ func (p *peer) direct(ctx context.Context) Single {
 	if end, ok := ctx.Deadline(); ok && time.Until(end) < p.s.opts.NodeTimeout+sharing {
 		return nil
 	}
+	now := p.s.age()
 	p.mu.Lock()
-	trusted := p.s.age() >= p.raced
-	p.mu.Unlock()
-	if !trusted || !p.lines.begin(p.s.age()) {
+	defer p.mu.Unlock()
+	if now < p.raced || !p.lines.begin(now) {
 		return nil
 	}
+	p.askingLocked(1, now)
 	return p.single
 }
 
 // runOne makes one call in the caller's goroutine. What was posted meanwhile goes out next.
 func (p *peer) runOne(node Single, call *Call) Reply {
-	sent := p.asking(1)
-	r := node.RunOne(p.s.shortContext(), call)
-	if late := errors.Is(r.Err, context.DeadlineExceeded) || errors.Is(r.Err, os.ErrDeadlineExceeded); late && !neverSent(r.Err) {
-		r.Err = errNoAnswer{p.s.opts.NodeTimeout}
+	sent := p.s.age()
+	r := node.RunOne(p.s.short.get(sent, p.s.opts.NodeTimeout), call)
+	if r.Err != nil {
+		late := errors.Is(r.Err, context.DeadlineExceeded) || errors.Is(r.Err, os.ErrDeadlineExceeded)
+		if late && !neverSent(r.Err) {
+			r.Err = errNoAnswer{p.s.opts.NodeTimeout}
+		}
 	}
 	now := p.s.age()
 	if p.lines.end() {

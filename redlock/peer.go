@@ -111,11 +111,15 @@ func (p *peer) asking(n int) time.Duration {
 	now := p.s.age()
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.askingLocked(n, now)
+	return now
+}
+
+func (p *peer) askingLocked(n int, now time.Duration) {
 	p.last = now
 	if p.asked += n; p.asked == n {
 		p.heard = now
 	}
-	return now
 }
 
 // dueLocked reports whether a node shall be asked although its client has not returned from

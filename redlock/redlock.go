@@ -212,18 +212,18 @@ func (s *Store) age() time.Duration { return time.Since(s.began) }
 type sharedDeadline struct {
 	mu    sync.Mutex
 	ctx   context.Context
-	until time.Time
+	until time.Duration // by the age of the store
 }
 
 const sharing = 20 * time.Millisecond
 
-// get returns a context that ends d from now or up to 20 ms later.
-func (s *sharedDeadline) get(d time.Duration) context.Context {
+// get returns a context that ends d from now, an age of the store, or up to 20 ms later.
+func (s *sharedDeadline) get(now, d time.Duration) context.Context {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if now := time.Now(); s.ctx == nil || now.After(s.until) {
-		s.until = now.Add(sharing)
-		ctx, cancel := context.WithDeadline(context.Background(), now.Add(d+sharing))
+	if s.ctx == nil || now > s.until {
+		s.until = now + sharing
+		ctx, cancel := context.WithTimeout(context.Background(), d+sharing)
 		time.AfterFunc(d+sharing, cancel) // there is no earlier moment at which all who share it are done
 		s.ctx = ctx
 	}
@@ -232,10 +232,12 @@ func (s *sharedDeadline) get(d time.Duration) context.Context {
 
 // requestContext bounds one request. It outlives the node timeout, so that an answer that
 // is late for its round can still be collected.
-func (s *Store) requestContext() context.Context { return s.deadline.get(2 * s.opts.NodeTimeout) }
+func (s *Store) requestContext() context.Context {
+	return s.deadline.get(s.age(), 2*s.opts.NodeTimeout)
+}
 
 // shortContext ends when the node timeout has passed, or up to 20 ms later.
-func (s *Store) shortContext() context.Context { return s.short.get(s.opts.NodeTimeout) }
+func (s *Store) shortContext() context.Context { return s.short.get(s.age(), s.opts.NodeTimeout) }
 
 // durationText is a duration as the scripts want it. Most claims ask for the same ttl.
 type durationText struct {

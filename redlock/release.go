@@ -68,7 +68,8 @@ type releasing struct {
 	lease  bool // it ends a lease
 	needed int  // answers that a caller waits for
 	lost   error
-	until  clock.Instant // end of the repetition; guarded by the claim's mutex
+	began  clock.Instant // when it was last begun; guarded by the claim's mutex, as is until
+	until  clock.Instant // end of the repetition
 	trace  func(store.NodeEvent)
 
 	mu        sync.Mutex
@@ -106,11 +107,15 @@ func (c *claim) Release(ctx context.Context) error {
 	}
 	r := c.last
 	send := r != nil && (first || r.again())
+	var began clock.Instant
+	if r != nil {
+		began = r.began
+	}
 	c.mu.Unlock()
 	if r == nil {
 		return nil
 	}
-	if send && !r.direct(ctx, first) {
+	if send && !r.direct(ctx, began, first) {
 		r.send(first)
 	}
 	return r.wait(ctx)
@@ -125,7 +130,8 @@ func (r *releasing) again() bool {
 	if confirmed || !s.clock.Passed(r.until) {
 		return false
 	}
-	r.until = s.clock.Now().Add(r.c.ttl)
+	r.began = s.clock.Now()
+	r.until = r.began.Add(r.c.ttl)
 	return true
 }
 
@@ -185,10 +191,10 @@ func (r *round) clean() bool {
 func (c *claim) releaseLocked(ctx context.Context) *releasing {
 	s := c.s
 	now := s.clock.Now()
-	if c.held && c.lost == nil && s.clock.Passed(c.until) {
+	if c.held && c.lost == nil && now.Until(c.until) <= 0 {
 		c.lost = &store.LostError{} // by time, whatever the nodes still have
 	}
-	r := &releasing{c: c, a: c.attempt, lease: c.held || c.ticketed, lost: c.lost, until: now.Add(c.ttl),
+	r := &releasing{c: c, a: c.attempt, lease: c.held || c.ticketed, lost: c.lost, began: now, until: now.Add(c.ttl),
 		trace: store.Trace(ctx)}
 	if r.nodes = r.only[:]; len(s.peers) > 1 {
 		r.nodes = make([]releasedAt, len(s.peers))
@@ -317,7 +323,7 @@ func (r *releasing) overdue(sent clock.Instant) {
 }
 
 // direct asks the only node in this goroutine, and reports whether it did.
-func (r *releasing) direct(ctx context.Context, first bool) bool {
+func (r *releasing) direct(ctx context.Context, sent clock.Instant, first bool) bool {
 	s := r.c.s
 	p := s.peers[0]
 	r.mu.Lock()
@@ -334,7 +340,6 @@ func (r *releasing) direct(ctx context.Context, first bool) bool {
 	d.call = d.release.write(r, 0)
 	stamp := d.release.stamp
 	s.sending.begin()
-	sent := s.clock.Now()
 	reply := p.runOne(node, &d.call)
 	s.sending.end()
 	s.calls.Put(d)

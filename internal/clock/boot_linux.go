@@ -12,12 +12,11 @@ import (
 
 const clockBoottime = 7 // CLOCK_BOOTTIME of linux/time.h
 
-// bootNow reads CLOCK_BOOTTIME, which counts suspend, but asks the kernel only where it must:
+// bootAt reads CLOCK_BOOTTIME, which counts suspend, right after now was read. It asks the kernel only where it must:
 // Go reads the wall clock and its monotonic one without a system call. While these two stand to
 // each other as they did when the kernel was last asked, the machine has not slept, since sleep
 // moves the wall clock alone. Steps of the wall clock only make it ask again.
-func bootNow() time.Duration {
-	now := time.Now()
+func bootAt(now time.Time) time.Duration {
 	mono := now.Sub(reference)
 	apart := time.Duration(now.UnixNano()) - mono
 	if k := known.Load(); k != nil && (apart-k.wall).Abs() < time.Millisecond && mono-k.at < time.Second {

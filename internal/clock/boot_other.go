@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// bootNow reads the wall clock: it runs on while the machine sleeps.
-func bootNow() time.Duration { return time.Duration(time.Now().UnixNano()) }
+// bootAt reads the wall clock: it runs on while the machine sleeps.
+func bootAt(now time.Time) time.Duration { return time.Duration(now.UnixNano()) }
 
 // BootID fails: there is no clock here that all processes share and nobody can set.
 func BootID() (string, error) {

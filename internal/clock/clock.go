@@ -28,17 +28,17 @@ var origin = time.Now()
 // before keeps every reading away from zero: no process has run for that long.
 const before = 50 * 365 * 24 * time.Hour
 
-func mono() time.Duration { return before + time.Since(origin) }
-
-func (c Clock) boot() time.Duration {
-	if c.Boot != nil {
-		return c.Boot()
-	}
-	return bootNow()
-}
-
 // Now stamps the present.
-func (c Clock) Now() Instant { return Instant{mono(), c.boot()} }
+func (c Clock) Now() Instant {
+	now := time.Now()
+	i := Instant{mono: before + now.Sub(origin)}
+	if c.Boot != nil {
+		i.boot = c.Boot()
+	} else {
+		i.boot = bootAt(now)
+	}
+	return i
+}
 
 // At returns the instant at which the boot clock shows reading.
 func (c Clock) At(reading time.Duration) Instant {
