@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 )
@@ -107,7 +108,7 @@ func heldKeys(ctx context.Context, stores storeFlags, prefix string) (keys []str
 		if err != nil || len(keys) == completeAtMost {
 			break
 		}
-		if !strings.ContainsFunc(h.Key, func(r rune) bool { return r < ' ' || r == 0x7f }) { // they would end the line
+		if !strings.ContainsFunc(h.Key, func(r rune) bool { return !unicode.IsPrint(r) }) { // it would end the line, or be obeyed by the terminal
 			keys = append(keys, cobra.CompletionWithDesc(h.Key, whose(h)))
 		}
 	}

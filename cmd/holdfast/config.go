@@ -85,7 +85,7 @@ func configPath() (string, error) {
 		}
 		// A folder that may not be looked into could have the file that counts.
 		if !errors.Is(err, fs.ErrNotExist) && !isNoFolder(err) {
-			return "", refuseConfig(path, "cannot be read: "+withoutPath(err))
+			return "", refuseConfig(path, "cannot be read: "+withoutPath(err)+"; set HOME, or "+configVariable+" to the file that counts")
 		}
 	}
 	return "", nil
