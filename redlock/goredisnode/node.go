@@ -96,10 +96,17 @@ func (n *single) Name() string { return n.name }
 // at the most, so that few clones serve all calls. A shorter timeout of the client's own stays.
 func (n *single) within(ctx context.Context) *redis.Client {
 	deadline, ok := ctx.Deadline()
-	if !ok || n.client.Options().ContextTimeoutEnabled {
+	if !ok {
 		return n.client
 	}
-	ms := max(time.Until(deadline).Milliseconds(), 1)
+	return n.withTimeout(time.Until(deadline))
+}
+
+func (n *single) withTimeout(left time.Duration) *redis.Client {
+	if n.client.Options().ContextTimeoutEnabled {
+		return n.client
+	}
+	ms := max(left.Milliseconds(), 1)
 	shift := max(bits.Len64(uint64(ms))-4, 0)
 	units := (ms-1)>>shift + 1 // 16 at the most
 	i := shift*17 + int(units)
@@ -129,56 +136,95 @@ func (n *single) RunOne(ctx context.Context, call *redlock.Call) redlock.Reply {
 	if err := ctx.Err(); err != nil {
 		return redlock.Reply{Err: err}
 	}
-	l := n.lookLater(ctx)
-	client := n.within(ctx)
+	l, ok := n.looks.Get().(*look)
+	if !ok {
+		l = &look{n: n}
+	}
+	client := n.client
+	if deadline, ok := ctx.Deadline(); ok {
+		left := time.Until(deadline)
+		l.begin(deadline, left)
+		client = n.withTimeout(left)
+	}
 	r := one(ctx, client, "evalsha", call)
 	if unknown(call, r.Err) {
 		r = one(ctx, client, "eval", call)
 	}
-	unreachable := n.lookNoMore(l)
+	unreachable := l.end()
+	n.looks.Put(l)
 	if unreachable != nil && errors.Is(r.Err, context.DeadlineExceeded) {
 		r.Err = unreachable
 	}
 	return r
 }
 
-// look finds out why a call without an answer has none; it costs nothing otherwise.
+// look finds out why a call without an answer has none. Calls that are answered do not touch its
+// timer: setting one for each would wake another thread each time.
 type look struct {
+	n *single
+
+	mu    sync.Mutex
 	timer *time.Timer
-	seen  atomic.Pointer[error]
+	armed bool      // it will run, or runs
+	due   time.Time // when to look; zero where no call runs
+	calls int       // that began
+	seen  error     // why the server cannot be reached
 }
 
-// lookLater looks whether the server can be reached where half of the time has passed.
-func (n *single) lookLater(ctx context.Context) *look {
-	deadline, _ := ctx.Deadline()
-	l, ok := n.looks.Get().(*look)
-	if ok {
-		l.timer.Reset(time.Until(deadline) / 2)
-		return l
+// begin has the server looked at where half of the time until deadline passes without an end.
+func (l *look) begin(deadline time.Time, left time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.calls++
+	l.due, l.seen = deadline.Add(-left/2), nil
+	if l.armed {
+		return
 	}
-	l = new(look)
-	l.timer = time.AfterFunc(time.Until(deadline)/2, func() {
-		opt := n.client.Options()
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		conn, err := opt.Dialer(ctx, opt.Network, opt.Addr)
-		if err != nil {
-			l.seen.Store(&err)
-			return
+	l.armed = true
+	if l.timer == nil {
+		l.timer = time.AfterFunc(left/2, l.run)
+	} else {
+		l.timer.Reset(left / 2)
+	}
+}
+
+// end returns why the server cannot be reached, if that was seen.
+func (l *look) end() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.due = time.Time{}
+	return l.seen
+}
+
+// run looks if it is time, and else comes again while calls run.
+func (l *look) run() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.due.IsZero() && time.Until(l.due) <= 0 {
+		call := l.calls
+		l.due = time.Time{}
+		l.mu.Unlock()
+		err := l.n.reach()
+		l.mu.Lock()
+		if call == l.calls {
+			l.seen = err
 		}
-		conn.Close()
-	})
-	return l
+	}
+	if l.armed = !l.due.IsZero(); l.armed {
+		l.timer.Reset(max(0, time.Until(l.due)))
+	}
 }
 
-func (n *single) lookNoMore(l *look) error {
-	if l.timer.Stop() {
-		n.looks.Put(l)
-		return nil
+// reach opens a connection and closes it, which takes a second at most.
+func (n *single) reach() error {
+	opt := n.client.Options()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	conn, err := opt.Dialer(ctx, opt.Network, opt.Addr)
+	if err != nil {
+		return err
 	}
-	if err := l.seen.Load(); err != nil {
-		return *err
-	}
+	conn.Close()
 	return nil
 }
 
