@@ -3,8 +3,11 @@ package goredisnode_test
 import (
 	"context"
 	"errors"
+	"net"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -150,5 +153,24 @@ func TestCallersClientKeepsItsTimeouts(t *testing.T) {
 	after := c.Options()
 	if before.ReadTimeout != after.ReadTimeout || before.WriteTimeout != after.WriteTimeout || before.MaxRetries != after.MaxRetries {
 		t.Error("the client's options have changed")
+	}
+}
+
+// A server that cannot be reached is told as that, and not as one that does not answer.
+func TestOneCallTellsWhyNothingAnswers(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := l.Addr().String()
+	l.Close()
+	n := open(t, &redis.Options{Addr: addr, DialTimeout: 5 * time.Second, MaxRetries: 1000, DialerRetries: 1000})
+	for range 3 {
+		ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+		r := n.(redlock.Single).RunOne(ctx, &redlock.Call{Script: redlock.NewScript("return 1")})
+		cancel()
+		if !errors.Is(r.Err, syscall.ECONNREFUSED) {
+			t.Errorf("no server: %v", r.Err)
+		}
 	}
 }
