@@ -226,9 +226,9 @@ func TestPager(t *testing.T) {
 	shows("[key b]")
 	typeIn(t, keyboard, "c\n")
 	shows("[last c]")
-	if code := p.code(); code != 0 {
-		t.Errorf("exit code %d: %s", code, screen.String())
-	}
+	shows("sh ended with exit code 0")
+	shows("released")
+	p.code() // a shell that was told of the stop and not of its end may take the pager for stopped
 }
 
 // A signal ends the watch also while the store does not answer, and not the lease.
