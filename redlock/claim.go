@@ -294,8 +294,10 @@ func (c *claim) round(ctx context.Context, now clock.Instant) (*round, error) {
 	r.done, r.enough = make(chan struct{}), make(chan struct{})
 	call := new(voteCall)
 	call.write(c, r.a.owner, r.stamp)
-	for _, p := range usable {
-		r.ask(p, call, trace)
+	list := make([]asking, len(usable))
+	for i, p := range usable {
+		list[i] = asking{r: r, p: p, vote: call, trace: trace}
+		list[i].ask()
 	}
 	return r, r.await(ctx)
 }
@@ -326,30 +328,44 @@ func (r *round) direct(ctx context.Context, p *peer, trace func(store.NodeEvent)
 	return true
 }
 
+// asking is a round's VOTE on its way to one node.
+type asking struct {
+	r      *round
+	p      *peer
+	vote   *voteCall
+	script *voteScript
+	trace  func(store.NodeEvent)
+}
+
 // ask sends the round's VOTE to one node and does not wait for the answer.
-func (r *round) ask(p *peer, call *voteCall, trace func(store.NodeEvent)) {
-	c := r.c
-	sent := c.s.clock.Now()
-	deliver := func(a answer, err error) {
-		p.tell(trace, "acquire", c.key(), a.kind, err, sent)
-		r.deliver(p, a, err)
-	}
-	whole := func() { deliver(p.vote(c.vote, call)) } // with the admission that it may need
-	script := p.admitted.load(c.vote)
-	if script == nil || p.admitted.isCluster.Load() {
-		go whole()
+func (q *asking) ask() {
+	q.script = q.p.admitted.load(q.r.c.vote)
+	if q.script == nil || q.p.admitted.isCluster.Load() {
+		go q.whole()
 		return
 	}
-	p.post(call.on(script), func(reply Reply) {
-		switch {
-		case unadmitted(reply):
-			go whole()
-		case reply.Err == errStale: // says nothing of the node
-			deliver(answer{}, reply.Err)
-		default:
-			deliver(p.counted(c.vote, call.stamp, reply, sent))
-		}
-	})
+	q.p.post(q)
+}
+
+func (q *asking) call() Call { return q.vote.on(q.script) }
+
+func (q *asking) answer(reply Reply) {
+	switch {
+	case unadmitted(reply):
+		go q.whole()
+	case reply.Err == errStale: // says nothing of the node
+		q.deliver(answer{}, reply.Err)
+	default:
+		q.deliver(q.p.counted(q.r.c.vote, q.vote.stamp, reply, q.r.t0))
+	}
+}
+
+// whole asks with the admission that it may need.
+func (q *asking) whole() { q.deliver(q.p.vote(q.r.c.vote, q.vote)) }
+
+func (q *asking) deliver(a answer, err error) {
+	q.p.tell(q.trace, "acquire", q.r.c.key(), a.kind, err, q.r.t0)
+	q.r.deliver(q.p, a, err)
 }
 
 // current is the attempt that goes on, or a fresh one.

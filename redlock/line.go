@@ -56,8 +56,8 @@ func (p *peer) runOne(node Single, call *Call) Reply {
 		}
 	}
 	now := p.s.age()
-	if p.lines.end() {
-		go p.carry()
+	if again, parked := p.lines.end(); again {
+		p.start(parked)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -99,56 +99,82 @@ type lines struct {
 	waiting []posted
 	running int
 	began   time.Duration // when the last pipeline was sent
+	parked  bool          // a goroutine waits for wake
+	wake    chan struct{} // one goroutine is to go on; the sender has reset parked
 }
 
-// posted is a call on its way. answer is called once, in a goroutine of the node's, and must
-// not block.
+// errand is a call to a node. Its methods are called in a goroutine of the node's, and must
+// not block: call once or never, right before it is sent, when all earlier answers of the line
+// are booked; answer once.
+type errand interface {
+	call() Call
+	answer(Reply)
+}
+
+// posted is an errand on its way.
 type posted struct {
-	call   Call
-	at     time.Duration
-	answer func(Reply)
+	errand
+	at time.Duration
 }
 
 // post sends a call without waiting. A node whose pipelines do not return gets further ones at
 // the pace of the node timeout.
-func (p *peer) post(call Call, answer func(Reply)) {
+func (p *peer) post(e errand) {
 	now := p.asking(1)
 	l := &p.lines
 	l.mu.Lock()
-	l.waiting = append(l.waiting, posted{call, now, answer})
+	l.waiting = append(l.waiting, posted{e, now})
 	since := now - l.began
 	start := l.running == 0 || since > p.s.opts.NodeTimeout ||
 		l.running < maxLines && (since > max(minLine, p.s.roundTrip()/4) || len(l.waiting) >= fullLine)
+	parked := false
 	if start {
 		l.running++
 		l.began = now
+		parked = l.unpark()
 	}
 	l.mu.Unlock()
 	if start {
-		go p.carry()
+		p.start(parked)
 	}
+}
+
+// start has a goroutine carry what waits: the parked one, which is then to be woken, or a new one.
+func (p *peer) start(parked bool) {
+	if parked {
+		p.lines.wake <- struct{}{} // has room
+		return
+	}
+	go p.carry()
 }
 
 // errStale is for a call that was never sent, because those before it took too long.
 var errStale = notAsked{errors.New("earlier requests were unanswered")}
 
-// carry sends what waits until nothing does.
+// carry sends what waits until nothing does, and then waits a while for more: the stack of a
+// new goroutine has to grow first, each time. A Node of another kind may live in a bubble of
+// testing/synctest, where a goroutine that waits would be left over.
 func (p *peer) carry() {
 	var calls []Call
-	for {
-		batch := p.lines.take(p.s.age())
-		if batch == nil {
+	var batch []posted
+	for now := p.s.age(); ; now = p.s.age() {
+		var parked bool
+		batch, parked = p.lines.take(now, p.single != nil, batch)
+		if parked && p.woken() {
+			continue
+		}
+		if len(batch) == 0 {
 			return
 		}
 		calls = calls[:0]
 		fresh := batch[:0]
 		for _, q := range batch {
-			if p.s.age()-q.at > p.s.opts.NodeTimeout { // whoever posted it does not wait any more
+			if now-q.at > p.s.opts.NodeTimeout { // whoever posted it does not wait any more
 				p.returned(1, false)
 				q.answer(Reply{Err: errStale})
 				continue
 			}
-			calls, fresh = append(calls, q.call), append(fresh, q)
+			calls, fresh = append(calls, q.call()), append(fresh, q)
 		}
 		if len(calls) == 0 {
 			continue
@@ -158,7 +184,25 @@ func (p *peer) carry() {
 		for i, q := range fresh {
 			q.answer(replies[i])
 		}
+		clear(calls) // which may be kept for a while
 	}
+}
+
+// woken waits in the parked goroutine, and reports whether it is to go on.
+func (p *peer) woken() bool {
+	l := &p.lines
+	select {
+	case <-l.wake:
+		return true
+	case <-p.s.shortContext().Done():
+	}
+	l.mu.Lock()
+	ends := l.unpark()
+	l.mu.Unlock()
+	if !ends { // somebody has just woken it
+		<-l.wake
+	}
+	return !ends
 }
 
 // begin reports whether nothing was under way, and that something is now.
@@ -172,30 +216,43 @@ func (l *lines) begin(now time.Duration) bool {
 	return true
 }
 
-// end ends what begin began, and reports whether carry must go on in its place.
-func (l *lines) end() bool {
+// end ends what begin began, and reports whether carry must go on in its place: see start.
+func (l *lines) end() (again, parked bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.waiting) > 0 {
-		return true
+		return true, l.unpark()
 	}
 	l.running--
-	return false
+	return false, false
 }
 
-// take returns what waits, or nil, with which the line has ended.
-func (l *lines) take(now time.Duration) []posted {
+// unpark reports whether a goroutine was parked, which the caller must then wake, or end. l.mu is
+// held.
+func (l *lines) unpark() bool {
+	parked := l.parked
+	l.parked = false
+	return parked
+}
+
+// take returns what waits, or nothing, with which the line has ended; its goroutine is parked then
+// if it may be, and is the only one. The array of used serves those who post next.
+func (l *lines) take(now time.Duration, mayPark bool, used []posted) (batch []posted, parked bool) {
+	used = used[:cap(used)]
+	clear(used)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.waiting) == 0 {
 		l.running--
-		return nil
+		parked = mayPark && !l.parked
+		l.parked = l.parked || parked
+		return used[:0], parked
 	}
 	n := min(len(l.waiting), maxCarried)
-	batch := l.waiting[:n:n]
+	batch = l.waiting[:n:n]
 	if l.waiting = l.waiting[n:]; len(l.waiting) == 0 {
-		l.waiting = nil
+		l.waiting = used[:0]
 	}
 	l.began = now
-	return batch
+	return batch, false
 }

@@ -47,6 +47,7 @@ func newPeer(s *Store, index int, n Node) *peer {
 	p.single, _ = n.(Single)
 	p.admitted.turn = make(chan struct{}, 1)
 	p.debts.wake = make(chan struct{}, 1)
+	p.lines.wake = make(chan struct{}, 1)
 	return p
 }
 

@@ -261,9 +261,10 @@ func (r *releasing) send(first bool) {
 	r.open++ // until all are asked
 	r.mu.Unlock()
 	defer r.closeOne()
-	for _, p := range r.c.s.peers {
+	list := make([]giving, len(r.nodes))
+	for i, p := range r.c.s.peers {
 		r.mu.Lock()
-		n := r.nodes[p.index]
+		n := r.nodes[i]
 		r.mu.Unlock()
 		switch silent := p.silent(); {
 		case !n.asked || n.answered:
@@ -273,30 +274,48 @@ func (r *releasing) send(first bool) {
 		case n.open: // the client has not returned from an earlier request
 			p.owe(r.debt(p))
 		default:
-			r.ask(p, sent, first)
+			list[i] = giving{r: r, p: p, sent: sent, first: first}
+			r.ask(p, &list[i])
 		}
 	}
 }
 
-func (r *releasing) ask(p *peer, sent clock.Instant, first bool) {
+// ask sends RELEASE to one node and does not wait for the answer.
+func (r *releasing) ask(p *peer, g *giving) {
 	r.mu.Lock()
 	r.open++
 	n := &r.nodes[p.index]
 	n.open, n.owed = true, false
 	r.mu.Unlock()
 	p.s.sending.begin()
-	w := new(releaseCall)
-	p.post(w.write(r, p.index), func(reply Reply) {
-		defer p.s.sending.end()
-		r.mu.Lock()
-		owed := n.owed
-		n.open = false
-		r.mu.Unlock()
-		r.closeOne()
-		if wait, repeat := r.take(p, reply, w.stamp, sent, first && !owed); repeat && !owed {
-			p.owe(r.debt(p).after(p.s.clock.Now(), wait))
-		}
-	})
+	p.post(g)
+}
+
+// giving is a RELEASE on its way to one node.
+type giving struct {
+	r     *releasing
+	p     *peer
+	sent  clock.Instant
+	first bool
+	w     releaseCall
+}
+
+// call is written as late as it can be: the answer to a VOTE that was still under way when the
+// lease ended may tell where the mark stands.
+func (g *giving) call() Call { return g.w.write(g.r, g.p.index) }
+
+func (g *giving) answer(reply Reply) {
+	r, p := g.r, g.p
+	defer p.s.sending.end()
+	r.mu.Lock()
+	n := &r.nodes[p.index]
+	owed := n.owed
+	n.open = false
+	r.mu.Unlock()
+	r.closeOne()
+	if wait, repeat := r.take(p, reply, g.w.stamp, g.sent, g.first && !owed); repeat && !owed {
+		p.owe(r.debt(p).after(p.s.clock.Now(), wait))
+	}
 }
 
 func (r *releasing) closeOne() {

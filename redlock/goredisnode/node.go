@@ -378,8 +378,15 @@ func newCmd(ctx context.Context, command string, c *redlock.Call) *redis.Cmd {
 
 // send sends the calls with the given indices as one pipeline and sets their replies.
 func send(ctx context.Context, client redis.Cmdable, command string, calls []redlock.Call, indices []int, replies []redlock.Reply) {
-	if len(indices) == 0 {
+	switch len(indices) {
+	case 0:
 		return
+	case 1: // go-redis spends less on it
+		if c, ok := client.(*redis.Client); ok {
+			i := indices[0]
+			replies[i] = one(ctx, c, command, &calls[i])
+			return
+		}
 	}
 	pipe := client.Pipeline()
 	cmds := make([]*redis.Cmd, len(indices))

@@ -1,0 +1,127 @@
+package redlock
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// singleFake is a fake node that keeps deadlines by itself, and remembers its calls.
+type singleFake struct {
+	*fakeNode
+	mu    sync.Mutex
+	calls []Call
+}
+
+func (f *singleFake) Run(ctx context.Context, calls ...Call) []Reply {
+	f.mu.Lock()
+	f.calls = append(f.calls, calls...)
+	f.mu.Unlock()
+	return f.fakeNode.Run(ctx, calls...)
+}
+
+func (f *singleFake) RunOne(ctx context.Context, call *Call) Reply { return f.Run(ctx, *call)[0] }
+
+// releases returns the arguments of all RELEASEs so far.
+func (f *singleFake) releases() (args [][]string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, c := range f.calls {
+		if opOf(c.Script.Text) == "release" {
+			args = append(args, c.Args)
+		}
+	}
+	return args
+}
+
+func singleFakes(n int) (fs []*singleFake, nodes []Node) {
+	plain, _ := fakes(n)
+	for _, f := range plain {
+		fs = append(fs, &singleFake{fakeNode: f})
+		nodes = append(nodes, fs[len(fs)-1])
+	}
+	return fs, nodes
+}
+
+func (s *Store) parked() (n int) {
+	for _, p := range s.peers {
+		p.lines.mu.Lock()
+		if p.lines.parked {
+			n++
+		}
+		p.lines.mu.Unlock()
+	}
+	return n
+}
+
+// One goroutine of each node waits for more, however many calls there were, and ends when there
+// are none: also where a call comes in that very moment.
+func TestOneGoroutineWaitsForMore(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		_, nodes := singleFakes(3)
+		s := fakeStore(t, Options{}, nodes...)
+		ends := s.opts.NodeTimeout + 2*sharing
+		for _, pause := range []time.Duration{0, time.Millisecond, s.opts.NodeTimeout, s.opts.NodeTimeout + sharing, ends} {
+			for _, key := range []string{"a", "b", "c"} {
+				c := mustGrant(t, s, key, time.Second)
+				if err := c.Release(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				synctest.Wait()
+				if n := s.parked(); n != 3 {
+					t.Fatalf("%d goroutines wait at 3 nodes", n)
+				}
+				time.Sleep(pause)
+			}
+		}
+		time.Sleep(ends)
+		synctest.Wait()
+		if n := s.parked(); n != 0 {
+			t.Errorf("%d goroutines still wait", n)
+		}
+	})
+}
+
+// A RELEASE that waits for the VOTE before it knows what that has answered: where the mark
+// stands at the stamp, none is named. One that goes out beside an unanswered VOTE names it.
+func TestReleaseKnowsTheVoteBeforeIt(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		bubble(t, func(t *testing.T) {
+			fs, nodes := singleFakes(3)
+			s := fakeStore(t, Options{}, nodes...)
+			mustGrant(t, s, "first", time.Second).Release(t.Context())
+			synctest.Wait()
+			takes := minLine / 2
+			if late {
+				takes = 20 * minLine
+			}
+			fs[2].set(func(op string) error {
+				if op == "vote" {
+					time.Sleep(takes)
+				}
+				return nil
+			})
+			before := len(fs[2].releases())
+			c := mustGrant(t, s, "k", time.Second)
+			synctest.Wait() // the VOTE is under way
+			if late {
+				time.Sleep(takes / 2)
+			}
+			if err := c.Release(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(2 * takes)
+			sent := fs[2].releases()[before:]
+			if len(sent) != 1 || slices.Contains(sent[0], "0") == late {
+				t.Errorf("beside an unanswered VOTE: %v; RELEASEs %q", late, sent)
+			}
+			if fs[2].owner("k") != "" {
+				t.Error("the vote is still there")
+			}
+			time.Sleep(time.Minute)
+		})
+	}
+}
