@@ -87,10 +87,10 @@ var states = []state{
 	},
 	{
 		name: "CLIENT PAUSE", kind: holdfast.ErrUnavailable, says: "no answer within",
-		do:  must("CLIENT", "PAUSE", strconv.Itoa(int(ttl.Milliseconds())*6/10), "ALL"), // UNPAUSE would wait, too
+		do:  must("CLIENT", "PAUSE", strconv.Itoa(int(ttl.Milliseconds())*12/10), "ALL"), // UNPAUSE would wait, too
 		hit: blocked,
 		undo: func(t *testing.T, s *servertest.RedisServer) {
-			servertest.Eventually(t, ttl, func() error {
+			servertest.Eventually(t, 2*ttl, func() error {
 				_, err := s.Do("PING")
 				return err
 			})
