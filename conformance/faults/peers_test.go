@@ -68,6 +68,7 @@ func TestVoteThatComesAfterItsRelease(t *testing.T) {
 				held := b.proxies[2].Hold(func(request []byte) bool {
 					return bytes.Contains(request, []byte("late")) && first.CompareAndSwap(false, true)
 				})
+				began := time.Now()
 				lease := kit.Acquire(t, b.locks, "late")
 				if err := held.Wait(kit.Context(t, ttl)); err != nil {
 					t.Fatal("no VOTE was held back")
@@ -90,6 +91,9 @@ func TestVoteThatComesAfterItsRelease(t *testing.T) {
 				more("the VOTE that was held back")
 				if keys := kit.Keys(t, b.servers[2]); len(keys) > 0 {
 					t.Fatalf("a VOTE after its RELEASE left %q", keys)
+				}
+				if time.Since(began) > 4*time.Second {
+					continue // the stamp may have left the window, and is refused without a mark
 				}
 				if v, err := b.servers[2].Do("EXISTS", "{late}:fence"); err != nil || v != int64(1) {
 					t.Fatalf("no mark stands against the late VOTE: %v, %v", v, err)
