@@ -38,7 +38,6 @@ func overLocker(name string, locks *holdfast.Locker) contender {
 // compareAndDelete is what every library uses to release.
 const compareAndDelete = `if redis.call("GET", KEYS[1]) == ARGV[1] then return redis.call("DEL", KEYS[1]) end return 0`
 
-
 var errNotOurs = errors.New("the key is not ours")
 
 // commands are the raw commands on one node.
