@@ -154,7 +154,7 @@ func permanent(node, key string, err error) error {
 	if !errors.As(err, &reply) {
 		return err
 	}
-	text := oneLine(reply.Text)
+	text := oneLine(reply.Error())
 	switch reply.Code() {
 	case "NOAUTH", "WRONGPASS":
 		return refuse(node, "refuses the credentials: "+text)

@@ -56,6 +56,8 @@ func TestPermanent(t *testing.T) {
 		{&ServerError{"ERR The user executing the script can't access at least one of the keys mentioned in the command arguments"}, "node", "{KEY}:*"},
 		{&ServerError{"DENIED Redis is running in protected mode"}, "node", "password"},
 		{&ServerError{"ERR DB index is out of range"}, "node", "databases"},
+		{&ServerError{"ERR unknown command 'AUTH', with args beginning with: 'bob' 'hunter2' "}, "node", "unknown command 'AUTH'; Holdfast"},
+		{&ServerError{"ERR unknown command `HELLO`, with args beginning with: `3`, `AUTH`, `bob`, `hunter2`, "}, "node", "unknown command `HELLO`; Holdfast"},
 		{&ServerError{"WRONGTYPE Operation against a key"}, "key", "a key of its own"},
 		{fmt.Errorf("dial: %w", &tls.CertificateVerificationError{Err: x509.HostnameError{Host: "h", Certificate: &x509.Certificate{DNSNames: []string{"x"}}}}), "node", "CA"},
 		{&ServerError{"ERR max number of clients reached"}, "", ""},

@@ -69,7 +69,12 @@ func NewScript(text string) *Script {
 // ServerError is an error that a Redis server replied.
 type ServerError struct{ Text string }
 
-func (e *ServerError) Error() string { return e.Text }
+// Error is the text without what a server repeats of a command that it does not know: that may be
+// a password, where the command is AUTH or HELLO.
+func (e *ServerError) Error() string {
+	text, _, _ := strings.Cut(e.Text, ", with args beginning with")
+	return text
+}
 
 // Code is the first word of the reply, such as "NOSCRIPT" or "READONLY".
 func (e *ServerError) Code() string {
