@@ -13,5 +13,5 @@ local info = redis.pcall('INFO', 'replication') -- its right may be missing, wit
 if type(info) == 'string' and string.find(info, 'role:slave', 1, true) then
   return redis.error_reply('READONLY a replica, which may be behind; a node must be a primary')
 end
-if cur then return {'BUSY', cur, redis.call('PTTL', KEYS[1])} end
+if cur then return {'BUSY', string.sub(cur, 1, 256), redis.call('PTTL', KEYS[1])} end
 return {'NONE'}

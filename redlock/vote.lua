@@ -17,7 +17,7 @@ local cur, F = m[1], (m[2] or 0) + 0
 local f = now - @MARGIN@
 if F > f then f = F end
 if cur and cur ~= owner then
-  return {'BUSY', f, now, cur, call('PTTL', vote)}
+  return {'BUSY', f, now, string.sub(cur, 1, 256), call('PTTL', vote)} -- owners are shorter; data may be long
 end
 if cur and call('PTTL', vote) < ttl then
   call('PEXPIRE', vote, px) -- never shortens; before the mark, so that OOM cannot stop it

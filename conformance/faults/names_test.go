@@ -48,6 +48,10 @@ func TestDataUnderTheNameOfALock(t *testing.T) {
 			t.Errorf("TryAcquire beside data: %v, want a foreign holder of \"k\" without an end", err)
 		}
 		intact()
+		everywhere("SET", "k", strings.Repeat("data", 1<<18))
+		if _, err := b.locks.TryAcquire(t.Context(), "k"); !errors.As(err, &held) || len(held.Holder.Owner) > 256 {
+			t.Errorf("the answer about a megabyte of data tells all of it, or: %.200v", err)
+		}
 		everywhere("DEL", "k")
 
 		lease := kit.Acquire(t, b.locks, "k")
