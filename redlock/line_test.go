@@ -2,11 +2,14 @@ package redlock
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/holdfast-go/holdfast/store"
 )
 
 // singleFake is a fake node that keeps deadlines by itself, and remembers its calls.
@@ -124,4 +127,35 @@ func TestReleaseKnowsTheVoteBeforeIt(t *testing.T) {
 			time.Sleep(time.Minute)
 		})
 	}
+}
+
+// A single node that does not answer keeps a call no longer than the node timeout, also where the
+// call was made in the caller's goroutine.
+func TestDirectCallsEndAtTheNodeTimeout(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		fs, nodes := singleFakes(1)
+		s := fakeStore(t, Options{}, nodes...)
+		c := mustGrant(t, s, "k", 10*time.Second)
+		fs[0].set(func(string) error {
+			time.Sleep(s.opts.NodeTimeout + sharing)
+			return context.DeadlineExceeded
+		})
+		const most = 5 * time.Millisecond
+		began := time.Now()
+		if err := c.Release(t.Context()); !errors.Is(err, store.ErrUncertain) {
+			t.Errorf("Release without an answer: %v, want ErrUncertain", err)
+		}
+		if d := time.Since(began); d > s.opts.NodeTimeout+sharing+most {
+			t.Errorf("Release took %v, the node timeout is %v", d, s.opts.NodeTimeout)
+		}
+		time.Sleep(time.Minute)
+		began = time.Now()
+		if _, err := s.Claim("other", store.ClaimOptions{TTL: time.Second}).Try(t.Context()); !errors.Is(err, store.ErrUncertain) {
+			t.Errorf("Try without an answer: %v, want ErrUncertain", err)
+		}
+		if d := time.Since(began); d > s.opts.NodeTimeout+sharing+most {
+			t.Errorf("Try took %v, the node timeout is %v", d, s.opts.NodeTimeout)
+		}
+		time.Sleep(time.Minute)
+	})
 }

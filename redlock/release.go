@@ -115,10 +115,11 @@ func (c *claim) Release(ctx context.Context) error {
 	if r == nil {
 		return nil
 	}
+	limit := c.s.shortContext()
 	if send && !r.direct(ctx, began, first) {
 		r.send(first)
 	}
-	return r.wait(ctx)
+	return r.wait(ctx, limit)
 }
 
 // again reports whether the repetition has ended in vain, and prolongs it. The caller holds c.mu.
@@ -422,8 +423,9 @@ func (r *releasing) deliver(p *peer, freed bool, err error, first bool) {
 	}
 }
 
-// wait returns when enough nodes have answered, at the node timeout, or when ctx is done.
-func (r *releasing) wait(ctx context.Context) error {
+// wait returns when enough nodes have answered, when limit is done, the node timeout of the call,
+// or when ctx is.
+func (r *releasing) wait(ctx, limit context.Context) error {
 	if r.lost != nil {
 		return r.lost // whatever the nodes answer
 	}
@@ -437,7 +439,7 @@ func (r *releasing) wait(ctx context.Context) error {
 	case <-r.waited():
 	case <-ctx.Done():
 		return r.unconfirmed(ctx.Err())
-	case <-r.c.s.shortContext().Done():
+	case <-limit.Done():
 		return r.unconfirmed(nil)
 	}
 	return r.result
