@@ -109,6 +109,13 @@ func (l *Lease) Owner() string { return l.owner }
 // where the store mints none.
 func (l *Lease) Token() Token { return l.token }
 
+// String names the lease for people, without its owner, which is a secret. It may be called at any
+// time.
+func (l *Lease) String() string { return fmt.Sprintf("lease on %q, token %v", l.key, l.token) }
+
+// GoString is String: a lease has nothing else to show, and its fields change while it is held.
+func (l *Lease) GoString() string { return l.String() }
+
 // Validity returns for how long the lease can still be trusted, by the clock that goes on
 // while the machine sleeps, unless it is extended; zero when it has ended. It is no
 // promise: the caller may be paused right after asking. Only a guard at the resource helps

@@ -177,6 +177,9 @@ func (p *peer) identify(do func(args ...string) (any, error)) (identity, error) 
 		checks:   checkAlways,
 	}
 	seconds, err := strconv.ParseInt(info["uptime_in_seconds"], 10, 64)
+	if info["redis_mode"] == "sentinel" {
+		return identity{}, refuse(p.name, "is a Sentinel, which keeps no keys; connect to the master that it names")
+	}
 	if err != nil || id.runID == "" || id.replid == "" || !isHex(id.replid) {
 		return identity{}, refuse(p.name, "does not tell its run_id, master_replid and uptime_in_seconds; set TrustRestarts to use it all the same")
 	}

@@ -172,6 +172,8 @@ func permanent(node, key string, err error) error {
 		switch {
 		case strings.Contains(text, "The user executing the script can't"): // Redis 7.0; later ones say NOPERM
 			return refuseRights(node, text)
+		case strings.Contains(text, "unknown command 'SENTINEL'"):
+			return refuse(node, text+"; the address given for it is no Sentinel's (they listen on port 26379, if not told otherwise)")
 		case strings.Contains(strings.ToLower(text), "unknown command"), strings.Contains(strings.ToLower(text), "unsupported command"):
 			return refuse(node, text+"; Holdfast needs EVAL and EVALSHA, and unless TrustRestarts is set INFO and SCRIPT LOAD, which some proxies do not pass on")
 		case strings.Contains(text, "DB index is out of range"):
