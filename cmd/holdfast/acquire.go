@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -29,7 +30,8 @@ and ends the work when the lease is lost.
 
 The ticket is a secret: whoever has it can extend and release the lease. With
 --ticket-file it goes to a file that only its owner can read, and extend replaces it
-there. It works on this machine, until that boots again.
+there. It works on this machine, until that boots again. Tickets need Linux's boot
+clock: on other systems use holdfast run.
 
 Output with --json, one object:
   key       KEY; with key_base64 where it is not UTF-8
@@ -98,7 +100,7 @@ func oneKey(cmd *cobra.Command, args []string) error {
 }
 
 func (f *acquireFlags) run(ctx context.Context, key string) error {
-	if err := checkTicketFile(f.ticket.file); err != nil {
+	if err := cmp.Or(checkTickets(runtime.GOOS), checkTicketFile(f.ticket.file)); err != nil {
 		return err
 	}
 	st, err := f.store.open()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"runtime"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -80,6 +81,9 @@ func extendCommand() *cobra.Command {
 }
 
 func (f *extendFlags) run(ctx context.Context, args []string) error {
+	if err := checkTickets(runtime.GOOS); err != nil {
+		return err
+	}
 	text, t, err := f.ticket.read(args, os.Stdin)
 	if err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"runtime"
 
 	"github.com/spf13/cobra"
 
@@ -50,6 +51,9 @@ func releaseCommand() *cobra.Command {
 }
 
 func releaseTicket(ctx context.Context, stores storeFlags, ticket ticketFlags, args []string) error {
+	if err := checkTickets(runtime.GOOS); err != nil {
+		return err
+	}
 	text, _, err := ticket.read(args, os.Stdin)
 	if err != nil {
 		return err

@@ -27,7 +27,17 @@ user of the machine to see. It need not:
   holdfast VERB --ticket-file FILE   reads it from a file
   HOLDFAST_TICKET=... holdfast VERB  reads it from the environment
 The store is the one of acquire: give the same --store, or HOLDFAST_STORE. A ticket works
-on the machine that printed it, until that boots again.`
+on the machine that printed it, until that boots again. Tickets need Linux's boot clock: on
+other systems use holdfast run.`
+
+// checkTickets refuses a system that has no tickets, before anything is waited for: they need
+// a clock that all processes share, that counts sleep, and that nobody can set.
+func checkTickets(system string) error {
+	if system == "linux" {
+		return nil
+	}
+	return &exit{exitFailed, fmt.Errorf("%w: there are no tickets on this system; use holdfast run", store.ErrUnsupported)}
+}
 
 // answerLimit bounds how long we wait for a store that is asked once.
 const answerLimit = 10 * time.Second

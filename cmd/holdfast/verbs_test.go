@@ -390,6 +390,19 @@ func FuzzTicketInput(f *testing.F) {
 	})
 }
 
+// A system without tickets is told before anything is waited for.
+func TestCheckTickets(t *testing.T) {
+	if err := checkTickets("linux"); err != nil {
+		t.Error(err)
+	}
+	for _, system := range []string{"darwin", "windows", "freebsd"} {
+		e, ok := errors.AsType[*exit](checkTickets(system))
+		if !ok || e.code != exitFailed || !errors.Is(e, store.ErrUnsupported) || !strings.Contains(e.Error(), "use holdfast run") {
+			t.Errorf("%s: %v", system, e)
+		}
+	}
+}
+
 // A store that cannot tell who holds a key says so.
 func TestNoInspector(t *testing.T) {
 	_, err := (&opened{Store: plainStore{}}).inspector()
