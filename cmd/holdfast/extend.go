@@ -3,11 +3,14 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"os"
 	"runtime"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -23,21 +26,22 @@ stop.
 
 ` + ticketHelp + `
 
-With --while-pid the lease is extended for as long as process PID lives, and released
-when it is gone:
+With --while-pid the lease is extended for as long as process PID lives; when it is gone
+the key is released, and FILE of --ticket-file removed:
   holdfast acquire --ticket-file job.ticket nightly || exit
   holdfast extend --ticket-file job.ticket --while-pid $$ &
 Only that process is watched, not what it has started. When the lease is lost the
 exit code is 75, and the process is left alone: "holdfast run" ends it. A signal ends
 the watch and not the lease, which the process may still need: the ticket is printed
 anew, and the lease ends with its ttl unless somebody extends it. Until then the ticket
-is not for use elsewhere; a release elsewhere is a loss here.
+is not for use elsewhere: a release elsewhere is a loss here, unless both have the same
+--ticket-file, which release removes.
 
 Output with --json: see holdfast acquire --help.
 
 Exit codes:
   0    the lease was extended and the ticket was written; with --while-pid: the process
-       is gone, and KEY was released
+       is gone and KEY was released, or holdfast release --ticket-file FILE released it
   64   the command line or the ticket is wrong, or it is another store's
   75   the lease is lost
   125  holdfast failed; also where the store cannot be reached. The ticket stays good
@@ -74,7 +78,7 @@ func extendCommand() *cobra.Command {
 	flags := cmd.Flags()
 	f.store.add(flags)
 	f.ticket.addFile(flags, "read the ticket from `FILE`, and replace it by the new one")
-	flags.IntVar(&f.whilePID, "while-pid", 0, "extend while process `PID` lives, and release when it is gone")
+	flags.IntVar(&f.whilePID, "while-pid", 0, "extend while process `PID` lives; released, and FILE removed, when it is gone")
 	f.ticket.addJSON(flags)
 	flags.SortFlags = false
 	return cmd
@@ -150,12 +154,41 @@ func (f *extendFlags) watch(ctx context.Context, st *opened, key, ticket string)
 	}
 	select {
 	case <-gone:
-		return giveBack(lease)
+		return f.ticket.giveBack(lease)
 	case <-lease.Done():
+		if f.released(lease) {
+			say("%q was released by another command", key)
+			return nil
+		}
 		return lost(lease.Err())
 	case s := <-signals:
 		return f.stopWatch(lease, nil, gone, s)
 	}
+}
+
+// removedWithin bounds the time from a release to the removal of its ticket's file.
+const removedWithin = 2 * time.Second
+
+// released reports whether a lease that is lost was released by the ticket of our file: who
+// does that removes the file.
+func (f *extendFlags) released(lease *holdfast.Lease) bool {
+	if f.ticket.file == "" || !givenUp(lease.Err()) {
+		return false
+	}
+	for began := time.Now(); time.Since(began) < removedWithin; time.Sleep(20 * time.Millisecond) {
+		owner, err := f.ticket.owner()
+		if errors.Is(err, fs.ErrNotExist) || err == nil && owner != lease.Owner() {
+			return true
+		}
+	}
+	return false
+}
+
+// givenUp reports whether a loss may be a release: the store answered, and nobody broke the
+// lease.
+func givenUp(err error) bool {
+	lost, ok := errors.AsType[*holdfast.LostError](err)
+	return ok && lossCause(err) != "expired" && (lost.By == nil || !lost.By.Holder.Broken)
 }
 
 // stopWatch ends the watch by a signal: the lease, if there is one, is the caller's again.
@@ -163,7 +196,7 @@ func (f *extendFlags) stopWatch(lease *holdfast.Lease, err error, gone <-chan st
 	if err == nil {
 		select {
 		case <-gone:
-			err = giveBack(lease)
+			err = f.ticket.giveBack(lease)
 		default:
 			err = f.give(lease)
 		}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"runtime"
 
@@ -71,20 +72,28 @@ func releaseTicket(ctx context.Context, stores storeFlags, ticket ticketFlags, a
 	if err != nil {
 		return err
 	}
-	if err := giveBack(lease); err != nil || ticket.file == "" {
-		return err
-	}
-	if err := os.Remove(ticket.file); err != nil {
-		say("the key is released; the ticket, which is of no use any more, stays: %v", err)
-	}
-	return nil
+	return ticket.giveBack(lease)
 }
 
-// giveBack releases a lease, and says with which code to exit.
-func giveBack(lease *holdfast.Lease) error {
+// drop removes the file with the ticket of a lease that is released, if there is one.
+func (f *ticketFlags) drop(lease *holdfast.Lease) {
+	if f.file == "" {
+		return
+	}
+	if owner, err := f.owner(); err != nil || owner != lease.Owner() {
+		return
+	}
+	if err := os.Remove(f.file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		say("the key is released; the ticket, which is of no use any more, stays: %v", err)
+	}
+}
+
+// giveBack releases a lease, removes its ticket's file, and says with which code to exit.
+func (f *ticketFlags) giveBack(lease *holdfast.Lease) error {
 	err := release(lease)
 	switch {
 	case err == nil:
+		f.drop(lease)
 		return nil
 	case errors.Is(err, holdfast.ErrLost):
 		return lost(err)

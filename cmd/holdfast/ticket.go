@@ -126,6 +126,16 @@ func checkTicketFile(name string) error {
 	return nil
 }
 
+// owner is that of the ticket in the file: a ticket of a later lease may have come there.
+func (f *ticketFlags) owner() (string, error) {
+	text, err := readTicketFile(f.file)
+	if err != nil {
+		return "", err
+	}
+	t, err := store.ParseTicket(text)
+	return t.Owner, err
+}
+
 // writeTicketFile replaces the file as a whole, for its owner only: a reader has the old
 // ticket or the new one.
 func writeTicketFile(name, ticket string) (err error) {
