@@ -263,7 +263,7 @@ func (b *bench) reach(ctx context.Context, locks *holdfast.Locker) error {
 			told = time.Now()
 			say("waiting until the servers vote, at most %v more: %v", (b.f.wait - waited).Round(time.Second), err)
 		case !isYoung && waited > reachLimit:
-			return &exit{exitFailed, fmt.Errorf("%w; check that --store (or %s) names servers that run and can be reached from this machine", err, storeVariable)}
+			return &exit{exitFailed, fmt.Errorf("%w; %s", err, reachAdvice)}
 		}
 		select {
 		case <-time.After(reachPause):

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -48,7 +49,26 @@ func inspectKey(ctx context.Context, i store.Inspector, key string) (store.Holde
 
 // refusal is the end of a verb whose store does not do what it was asked for. Where it is
 // invalid, that is the store or its key, not the command line.
-func refusal(err error) error { return &exit{exitFailed, err} }
+func refusal(err error) error {
+	if text := advice(err); text != "" {
+		err = fmt.Errorf("%w; %s", err, text)
+	}
+	return &exit{exitFailed, err}
+}
+
+const reachAdvice = "check that --store (or " + storeVariable + ") names servers that run and can be reached from this machine"
+
+// advice is what a user of the command can do about an error of the store, or empty.
+func advice(err error) string {
+	dial, _ := errors.AsType[*net.OpError](err)
+	switch {
+	case strings.Contains(err.Error(), "TLS certificate is not trusted"):
+		return "they are tls-ca= and tls-server-name= in the URL"
+	case dial != nil && dial.Op == "dial":
+		return reachAdvice
+	}
+	return ""
+}
 
 // asked wraps an error of a store with what was asked.
 func asked(verb, key string, limit time.Duration, err error) error {

@@ -200,6 +200,16 @@ func (r *reporter) held() *holdfast.HeldError {
 	return held
 }
 
+// advice is what people can do about what we wait for.
+func (r *reporter) advice() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.why == nil {
+		return ""
+	}
+	return advice(r.why)
+}
+
 var durations = regexp.MustCompile(`\b([0-9.]+(h|m|s|ms|µs|ns))+\b`)
 
 // reason says why we wait, and in sort the same without what changes all the time.

@@ -283,6 +283,9 @@ func (f *claimFlags) await(ctx context.Context, locks *holdfast.Locker, report *
 		<-done
 		return nil, giveUp(lease, err, report, s)
 	}
+	if err != nil && ctx.Err() == context.DeadlineExceeded && errors.Is(err, context.DeadlineExceeded) {
+		err = f.waitedOut(err, report)
+	}
 	switch {
 	case err == nil:
 		return lease, nil
@@ -291,7 +294,28 @@ func (f *claimFlags) await(ctx context.Context, locks *holdfast.Locker, report *
 	case errors.Is(err, holdfast.ErrHeld):
 		return nil, &exit{int(f.conflictCode), err}
 	}
-	return nil, &exit{exitFailed, err}
+	return nil, refusal(err)
+}
+
+// waitedOut says that --wait ran out, and why the last attempt failed, in place of the
+// library's words. It is the error that it stands for.
+type waitedOut struct {
+	error
+	text string
+}
+
+func (e waitedOut) Error() string { return e.text }
+func (e waitedOut) Unwrap() error { return e.error }
+
+func (f *claimFlags) waitedOut(err error, report *reporter) error {
+	e, ok := errors.AsType[*holdfast.Error](err)
+	if !ok {
+		return err
+	}
+	why := *e
+	text, _ := report.reason()
+	why.Err = fmt.Errorf("gave up after --wait %v: %s", f.wait, text)
+	return waitedOut{err, why.Error()}
 }
 
 // giveUp gives back what a signal has come too late for, and says with which code to exit.

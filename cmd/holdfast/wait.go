@@ -71,6 +71,9 @@ func (t *teller) line(now time.Time) {
 			rec.Holder.Since = unixTime(now.Add(-h.Held))
 		}
 	}
+	if advice := t.r.advice(); advice != "" {
+		text += "; " + advice
+	}
 	t.r.tell(rec, fmt.Sprintf("waiting for %q since %v: %s", t.r.key, waited.Round(time.Second), text))
 }
 
