@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -148,14 +149,14 @@ func (f *breakFlags) tell(h, after store.Holder) error {
 			FreeIn float64    `json:"free_in"`
 		}{jsonHolder(h, nil), free.Seconds()})
 	} else {
-		was, when := "was held", "now"
+		was, when, by := "was held", "now", whose(h)
 		if h.Broken {
-			was = "was broken already"
+			was, by = "was broken already", shown(strings.TrimPrefix(h.Label, "broken by ")) // store.Holder's words
 		}
 		if free > 0 {
 			when = "in " + rounded(free).String() + " at the latest"
 		}
-		err = printText(fmt.Sprintf("%s %s by %s, owner %s; it is free %s\n", shown(h.Key), was, whose(h), shown(h.Owner), when))
+		err = printText(fmt.Sprintf("%s %s by %s, owner %s; it is free %s\n", shown(h.Key), was, by, shown(h.Owner), when))
 	}
 	if err != nil {
 		return failure(err)

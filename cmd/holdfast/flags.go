@@ -1,8 +1,11 @@
 package main
 
 import (
+	"errors"
+	"strconv"
 	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
 
@@ -18,6 +21,32 @@ func (f *storeFlags) check(given func(flag string) bool) error {
 		return usage("invalid --max-ttl %v: must be positive", f.maxTTL)
 	}
 	return nil
+}
+
+// flagError says what is wrong with a value in words of people: pflag has those of strconv.
+func flagError(_ *cobra.Command, err error) error {
+	bad, ok := errors.AsType[*pflag.InvalidValueError](err)
+	if !ok {
+		return err
+	}
+	flag, value := bad.GetFlag(), bad.GetValue()
+	rule := ""
+	_, notNumber := strconv.ParseFloat(value, 64)
+	switch {
+	case flag.Value.Type() == "uint8" && flag.Name == "lost-exit-code":
+		rule = "must be from 1 to 255"
+	case flag.Value.Type() == "uint8":
+		rule = "must be from 0 to 255"
+	case flag.Value.Type() == "duration" && notNumber == nil:
+		rule = "needs a unit, such as 5s or 10m"
+	case flag.Value.Type() == "duration":
+		rule = "must be a number with a unit, such as 5s or 10m"
+	case flag.Value.Type() == "int":
+		rule = "must be a number"
+	default:
+		return err
+	}
+	return usage("invalid --%s %q: %s", flag.Name, value, rule)
 }
 
 // claimFlags are those of the verbs that acquire a key.

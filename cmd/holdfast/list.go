@@ -37,11 +37,16 @@ func listCommand() *cobra.Command {
 	var stores storeFlags
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use:               "list [flags] [PREFIX]",
-		Short:             "List the keys that are held",
-		Long:              listHelp,
-		Example:           "  holdfast list\n  holdfast list --json jobs/ | jq -r .key",
-		Args:              cobra.MaximumNArgs(1),
+		Use:     "list [flags] [PREFIX]",
+		Short:   "List the keys that are held",
+		Long:    listHelp,
+		Example: "  holdfast list\n  holdfast list --json jobs/ | jq -r .key",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return usage("one PREFIX is taken, there are %d words: holdfast %s", len(args), cmd.Use)
+			}
+			return nil
+		},
 		ValidArgsFunction: completeKey(&stores),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := stores.check(cmd.Flags().Changed); err != nil {

@@ -104,6 +104,7 @@ func rootCommand() *cobra.Command {
 		},
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
+	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(runCommand(), benchCommand(), acquireCommand(), extendCommand(), releaseCommand(), statusCommand(), listCommand(), breakCommand(),
 		completionCommand(), manCommand(), versionCommand())
 	root.InitDefaultHelpCmd()

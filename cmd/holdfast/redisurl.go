@@ -108,7 +108,7 @@ func parseRedis(scheme, rest string, refuse refuseFunc) (storeSpec, error) {
 func (s *storeSpec) setHosts(list string) (rule string) {
 	hosts := strings.Split(list, ",")
 	if len(hosts) > 1 && !s.isSentinel() && !s.isCluster() {
-		return "has several hosts: give each server a URL of its own, or write redis+sentinel:// or redis+cluster://"
+		return "has several hosts: give each server a URL of its own, with spaces between them in HOLDFAST_STORE, or write redis+sentinel:// or redis+cluster://"
 	}
 	port := "6379"
 	if s.isSentinel() {

@@ -4,6 +4,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -260,7 +261,11 @@ func openSQLite(path string) (*opened, error) {
 		return nil, &exit{exitFailed, err}
 	}
 	if _, err := os.Stat(filepath.Dir(path)); err != nil {
-		return nil, &exit{exitFailed, errors.New("the folder of the store cannot be used: " + err.Error())}
+		advice := ""
+		if errors.Is(err, fs.ErrNotExist) {
+			advice = "; make the folder first"
+		}
+		return nil, &exit{exitFailed, errors.New("the folder of the store cannot be used: " + err.Error() + advice)}
 	}
 	dsn, err := sqlstore.SQLiteDSN(path)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -87,6 +88,9 @@ func (f *ticketFlags) read(args []string, stdin io.Reader) (text string, t store
 	}
 	if err != nil {
 		return "", t, err
+	}
+	if strings.TrimSpace(text) == "" {
+		return "", t, failure(&store.InvalidError{Field: "ticket", Rule: "is empty: did acquire fail?"})
 	}
 	t, err = store.ParseTicket(text)
 	if err != nil {
