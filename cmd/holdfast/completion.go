@@ -10,11 +10,12 @@ import (
 	"unicode"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 const completionHelp = `Print the script with which a shell completes holdfast.
 
-  bash        source <(holdfast completion bash)
+  bash        source <(holdfast completion bash)    it needs the package bash-completion
   zsh         source <(holdfast completion zsh)
   fish        holdfast completion fish | source
   powershell  holdfast completion powershell | Out-String | Invoke-Expression
@@ -47,6 +48,14 @@ func completionCommand() *cobra.Command {
 			}
 			return nil
 		},
+	}
+}
+
+// plainFlags takes the marks of a value's name out of the texts of the flags, which cobra
+// gives to the shells as they are.
+func plainFlags(root *cobra.Command) {
+	for _, c := range root.Commands() {
+		c.Flags().VisitAll(func(f *pflag.Flag) { _, f.Usage = pflag.UnquoteUsage(f) })
 	}
 }
 

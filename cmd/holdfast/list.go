@@ -20,9 +20,9 @@ import (
 
 const listHelp = `List the keys that are held and begin with PREFIX, or all.
 
-Each line has the key, its holder, for how long it has been held, when that ends unless
-it is extended, and the token where the store tells it. Keys and labels with special
-characters are quoted. With --json each line is an object as of holdfast status --json.
+Each line has the key, its holder, for how long that has held it or, on Redis, waited for
+it and held it, when that ends unless it is extended, and the token where the store tells
+it. Keys and labels with special characters are quoted. With --json each line is an object as of holdfast status --json.
 
 On Redis all keys of the database are looked at, which takes a while where there are
 many. Locks of other libraries cannot be told from data there and are left out. The

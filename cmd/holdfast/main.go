@@ -59,6 +59,9 @@ func run(args []string) int {
 	defer stderr.flush()
 	root := rootCommand()
 	root.SetArgs(args)
+	if len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd) {
+		plainFlags(root)
+	}
 	cmd, err := root.ExecuteC()
 	if err == nil {
 		return 0

@@ -44,7 +44,8 @@ Environment of CMD:
   HOLDFAST_OWNER     random identity of this acquisition
   HOLDFAST_OWNERS    the same of all runs around CMD, the outermost first
   HOLDFAST_DEADLINE  Unix time in seconds until which the lease holds if it is never
-                     extended again, as of the start of CMD
+                     extended again, as of the start of CMD: the ttl less the margin, which
+                     is the grace and a tenth of the ttl (at least 100ms, at most 1s)
   HOLDFAST_STORE     the store, for a holdfast inside CMD; it holds the password,
                      if there is one
 A run inside CMD has words of its own. One of the same KEY and store would wait for
