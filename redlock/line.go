@@ -26,8 +26,9 @@ const (
 )
 
 // direct returns the node where one call may be made in the caller's goroutine, until the node
-// timeout: nobody else is to be asked, nothing is under way, and ctx leaves time for it. The
-// caller then calls runOne.
+// timeout: nobody else is to be asked, nothing is under way, it has answered last, and ctx leaves
+// time for it. A client may wait for the connection that another call is making, beyond the
+// deadline. The caller then calls runOne.
 func (p *peer) direct(ctx context.Context) Single {
 	if p.single == nil || len(p.s.peers) > 1 || ctx.Err() != nil {
 		return nil
@@ -38,7 +39,7 @@ func (p *peer) direct(ctx context.Context) Single {
 	now := p.s.age()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if now < p.raced || !p.lines.begin(now) {
+	if now < p.raced || p.misses > 0 || p.asked > 0 || !p.lines.begin(now) {
 		return nil
 	}
 	p.askingLocked(1, now)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,8 +16,9 @@ import (
 // singleFake is a fake node that keeps deadlines by itself, and remembers its calls.
 type singleFake struct {
 	*fakeNode
-	mu    sync.Mutex
-	calls []Call
+	direct atomic.Int32 // calls of RunOne
+	mu     sync.Mutex
+	calls  []Call
 }
 
 func (f *singleFake) Run(ctx context.Context, calls ...Call) []Reply {
@@ -26,7 +28,10 @@ func (f *singleFake) Run(ctx context.Context, calls ...Call) []Reply {
 	return f.fakeNode.Run(ctx, calls...)
 }
 
-func (f *singleFake) RunOne(ctx context.Context, call *Call) Reply { return f.Run(ctx, *call)[0] }
+func (f *singleFake) RunOne(ctx context.Context, call *Call) Reply {
+	f.direct.Add(1)
+	return f.Run(ctx, *call)[0]
+}
 
 // releases returns the arguments of all RELEASEs so far.
 func (f *singleFake) releases() (args [][]string) {
@@ -157,5 +162,57 @@ func TestDirectCallsEndAtTheNodeTimeout(t *testing.T) {
 			t.Errorf("Try took %v, the node timeout is %v", d, s.opts.NodeTimeout)
 		}
 		time.Sleep(time.Minute)
+	})
+}
+
+// A node that has missed an answer, or has a request under way, is asked by a goroutine of its own:
+// its client may wait for a connection that another call is making.
+func TestDirectCallsOfASoundNodeOnly(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		fs, nodes := singleFakes(1)
+		s := fakeStore(t, Options{}, nodes...)
+		grant := func(key string, direct bool) *claim {
+			t.Helper()
+			before := fs[0].direct.Load()
+			c := mustGrant(t, s, key, 10*time.Second)
+			if got := fs[0].direct.Load() > before; got != direct {
+				t.Errorf("%s: in the caller's goroutine %v, want %v", key, got, direct)
+			}
+			return c
+		}
+		c := grant("sound", true)
+		fs[0].set(only("keep", time.Second))
+		go c.Extend(t.Context())
+		synctest.Wait()
+		grant("beside an extension", false)
+		time.Sleep(time.Minute)
+		fs[0].set(always("vote", errGone))
+		if _, err := s.Claim("missed", store.ClaimOptions{TTL: time.Second}).Try(t.Context()); err == nil {
+			t.Error("a grant without an answer")
+		}
+		fs[0].set(nil)
+		s.peers[0].mu.Lock()
+		s.peers[0].misses, s.peers[0].away = 1, s.clock.Now() // the pause is over
+		s.peers[0].mu.Unlock()
+		grant("after a missing answer", false)
+		grant("answered again", true)
+		time.Sleep(time.Minute)
+	})
+}
+
+// The shared contexts end by their deadline, which clients and errors tell apart from a caller who
+// gave up.
+func TestSharedContextsEndByTheirDeadline(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := fakeStore(t, Options{}, newFake("n"))
+		for range 200 {
+			short, request := s.shortContext(), s.requestContext()
+			time.Sleep(time.Second)
+			for _, ctx := range []context.Context{short, request} {
+				if <-ctx.Done(); ctx.Err() != context.DeadlineExceeded {
+					t.Fatalf("a shared context ended by %v", ctx.Err())
+				}
+			}
+		}
 	})
 }

@@ -225,7 +225,7 @@ func (s *sharedDeadline) get(now, d time.Duration) context.Context {
 	if s.ctx == nil || now > s.until {
 		s.until = now + sharing
 		ctx, cancel := context.WithTimeout(context.Background(), d+sharing)
-		time.AfterFunc(d+sharing, cancel) // there is no earlier moment at which all who share it are done
+		_ = cancel // it ends by its deadline: there is no earlier moment at which all who share it are done
 		s.ctx = ctx
 	}
 	return s.ctx
