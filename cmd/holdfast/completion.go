@@ -15,7 +15,7 @@ import (
 
 const completionHelp = `Print the script with which a shell completes holdfast.
 
-  bash        source <(holdfast completion bash)    it needs the package bash-completion
+  bash        source <(holdfast completion bash)  # needs the package bash-completion
   zsh         source <(holdfast completion zsh)
   fish        holdfast completion fish | source
   powershell  holdfast completion powershell | Out-String | Invoke-Expression

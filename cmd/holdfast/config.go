@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/pelletier/go-toml/v2"
@@ -90,6 +91,23 @@ func configPath() (string, error) {
 	}
 	return "", nil
 }
+
+// unreadConfig names a configuration file in root's home that is not read, or is empty. Whoever
+// wrote it there expects its store, and a lock in another store excludes nobody.
+func unreadConfig() string {
+	home := homeDir()
+	if os.Geteuid() != 0 || home == "" || os.Getenv(configVariable) != "" || filepath.IsAbs(os.Getenv("XDG_CONFIG_HOME")) {
+		return ""
+	}
+	path := filepath.Join(home, ".config", "holdfast", "config.toml")
+	if _, err := os.Stat(path); err != nil {
+		return ""
+	}
+	return path
+}
+
+// warnUnread keeps the warning to one: a measurement opens the store several times.
+var warnUnread sync.Once
 
 // readConfig reads at most a megabyte.
 func readConfig(path string) ([]byte, fs.FileMode, error) {

@@ -77,6 +77,7 @@ is not UTF-8; durations are seconds:
   ended     code: CMD and its group have ended
   stuck     something of CMD did not end by KILL
   released  token, held; error where the store did not confirm
+  warning   error: a configuration file that root does not read
   failed    code, error: there is no exit code of CMD to pass on
 What is wrong with the flags is told as text.
 
@@ -122,6 +123,7 @@ func runCommand() *cobra.Command {
 				return err
 			}
 			report := &reporter{key: key, json: f.json}
+			f.store.warn = func(text string) { report.tell(record{Event: "warning", Error: text}, text) }
 			return report.failed(f.run(cmd.Context(), key, argv))
 		},
 	}

@@ -63,8 +63,11 @@ func scripts(setup func(env *testscript.Env)) testscript.Params {
 	}
 }
 
-// condition: [pidns] where we may make a PID namespace.
+// condition: [pidns] where we may make a PID namespace, [root] where we are root.
 func condition(name string) (bool, error) {
+	if name == "root" {
+		return os.Geteuid() == 0, nil
+	}
 	if name != "pidns" {
 		return false, fmt.Errorf("unknown condition %q", name)
 	}

@@ -57,6 +57,15 @@ type storeFlags struct {
 	urls          []string
 	maxTTL        time.Duration
 	trustRestarts bool
+	warn          func(text string) // nil for a line of text
+}
+
+func (f storeFlags) warning(text string) {
+	if f.warn != nil {
+		f.warn(text)
+		return
+	}
+	say("%s", text)
 }
 
 // opened is a store that is ready for use.
@@ -95,6 +104,11 @@ func (f storeFlags) specs() ([]storeSpec, error) {
 	c, err := loadConfig()
 	if err != nil {
 		return nil, err
+	}
+	if path := unreadConfig(); path != "" {
+		warnUnread.Do(func() {
+			f.warning(path + " is not read for root, and so the store may be another; set " + configVariable + " to it, or move it to /etc/holdfast/config.toml")
+		})
 	}
 	if len(c.stores) > 0 {
 		return c.stores, nil
