@@ -30,7 +30,7 @@ and ends the work when the lease is lost.
 
 The ticket is a secret: whoever has it can extend and release the lease. With
 --ticket-file it goes to a file that only its owner can read, and extend replaces it
-there. It works on this machine, until that boots again. Tickets need Linux's boot
+there; one that holds the ticket of a lease on another key is refused. It works on this machine, until that boots again. Tickets need Linux's boot
 clock: on other systems use holdfast run.
 
 Output with --json, one object:
@@ -110,6 +110,9 @@ func (f *acquireFlags) run(ctx context.Context, key string) error {
 	defer st.close()
 	if _, ok := st.Store.(store.Adopter); !ok {
 		return &exit{exitFailed, fmt.Errorf("%w: this store has no tickets; use holdfast run", holdfast.ErrUnsupported)}
+	}
+	if err := f.ticket.checkUnused(st.Store, key); err != nil {
+		return err
 	}
 	report := startReporter(key, st.Store, false, f.verbose)
 	locks, err := holdfast.New(st.Store, &holdfast.Options{TTL: f.ttl, NoExtend: true, Label: f.callerLabel(), Observer: report})

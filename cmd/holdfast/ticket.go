@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -126,6 +127,40 @@ func readTicketFile(name string) (string, error) {
 func checkTicketFile(name string) error {
 	if info, err := os.Lstat(name); err == nil && !info.Mode().IsRegular() {
 		return failure(&store.InvalidError{Field: "--ticket-file", Value: name, Rule: "must be a regular file"})
+	}
+	return nil
+}
+
+// checkUnused refuses a file that must not be replaced by a ticket of key in st: it holds
+// something else, or a ticket of another lease, which may hold still. One of the same key is of
+// no use once key is acquired, nor is one that was written longer ago than its ttl.
+func (f *ticketFlags) checkUnused(st store.Store, key string) error {
+	if f.file == "" {
+		return nil
+	}
+	refuse := func(rule string) error {
+		return failure(&store.InvalidError{Field: "--ticket-file", Value: f.file, Rule: rule})
+	}
+	info, err := os.Stat(f.file)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && info.Size() == 0 {
+		return nil
+	}
+	text, err := readTicketFile(f.file)
+	switch {
+	case errors.Is(err, fs.ErrNotExist): // released meanwhile
+		return nil
+	case err != nil:
+		return err
+	}
+	t, err := store.ParseTicket(text)
+	switch {
+	case strings.TrimSpace(text) == "":
+	case err != nil:
+		return refuse("holds something else than a ticket; remove it, or name another file")
+	case string(t.Key) == key && t.Store == st.Info().Fingerprint:
+	case info != nil && time.Since(info.ModTime()) > t.TTL:
+	default:
+		return refuse("holds a ticket of another lease; release it first, or remove the file")
 	}
 	return nil
 }
