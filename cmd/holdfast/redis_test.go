@@ -170,6 +170,10 @@ func TestRedisURLsThatFail(t *testing.T) {
 			if !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.text) || strings.Contains(err.Error(), "hunter") || strings.Contains(err.Error(), "\n") {
 				t.Errorf("%v; want %v and %q", err, c.kind, c.text)
 			}
+			untrusted := c.kind == store.ErrInvalid && strings.HasPrefix(c.url, "rediss")
+			if told := strings.Contains(refusal(err).Error(), "tls-ca= and tls-server-name= in the URL"); told != untrusted {
+				t.Errorf("tells of the parameters of TLS: %v; %v", told, refusal(err))
+			}
 			t.Log(err)
 		})
 	}
