@@ -26,17 +26,21 @@ func benchLocker(b *testing.B, s store.Store, o *Options) *Locker {
 	return k
 }
 
+func benchPair(ctx context.Context, k *Locker, key string) error {
+	l, err := k.Acquire(ctx, key)
+	if err != nil {
+		return err
+	}
+	return l.Release(ctx)
+}
+
 func BenchmarkAcquireRelease(b *testing.B) {
 	stores(b, func(b *testing.B, s store.Store) {
 		k := benchLocker(b, s, nil)
 		ctx := context.Background()
 		b.ReportAllocs()
 		for b.Loop() {
-			l, err := k.Acquire(ctx, "k")
-			if err != nil {
-				b.Fatal(err)
-			}
-			if err := l.Release(ctx); err != nil {
+			if err := benchPair(ctx, k, "k"); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -51,11 +55,7 @@ func BenchmarkAcquireReleaseCancellable(b *testing.B) {
 		defer cancel()
 		b.ReportAllocs()
 		for b.Loop() {
-			l, err := k.Acquire(ctx, "k")
-			if err != nil {
-				b.Fatal(err)
-			}
-			if err := l.Release(ctx); err != nil {
+			if err := benchPair(ctx, k, "k"); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -75,12 +75,7 @@ func BenchmarkAcquireReleaseParallel(b *testing.B) {
 		b.RunParallel(func(pb *testing.PB) {
 			key := <-next
 			for pb.Next() {
-				l, err := k.Acquire(ctx, key)
-				if err != nil {
-					b.Error(err)
-					return
-				}
-				if err := l.Release(ctx); err != nil {
+				if err := benchPair(ctx, k, key); err != nil {
 					b.Error(err)
 					return
 				}
@@ -112,12 +107,7 @@ func BenchmarkHandOver(b *testing.B) {
 		b.SetParallelism(4)
 		b.RunParallel(func(pb *testing.PB) {
 			for pb.Next() {
-				l, err := k.Acquire(ctx, "k")
-				if err != nil {
-					b.Error(err)
-					return
-				}
-				if err := l.Release(ctx); err != nil {
+				if err := benchPair(ctx, k, "k"); err != nil {
 					b.Error(err)
 					return
 				}

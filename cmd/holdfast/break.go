@@ -80,15 +80,11 @@ func breakCommand() *cobra.Command {
 }
 
 func (f *breakFlags) run(ctx context.Context, key string) error {
-	st, err := f.store.open()
-	if err != nil {
-		return failure(err)
-	}
-	defer st.close()
-	i, err := st.inspector()
+	i, done, err := f.store.inspector()
 	if err != nil {
 		return err
 	}
+	defer done()
 	h, _, err := inspectKey(ctx, i, key)
 	switch {
 	case err != nil:

@@ -105,14 +105,11 @@ func heldKeys(ctx context.Context, stores storeFlags, prefix string) (keys []str
 	if _, err := os.Stat(specs[0].path); specs[0].scheme == "sqlite" && err != nil {
 		return nil
 	}
-	st, err := stores.open()
+	i, done, err := stores.inspector()
 	if err != nil {
 		return nil
 	}
-	i, err := st.inspector()
-	if err != nil {
-		return nil
-	}
+	defer done()
 	for h, err := range i.List(ctx, prefix) {
 		if err != nil || len(keys) == completeAtMost {
 			break

@@ -27,6 +27,20 @@ func (o *opened) inspector() (store.Inspector, error) {
 	return nil, &exit{exitFailed, fmt.Errorf("%w: this store cannot tell who holds a key", store.ErrUnsupported)}
 }
 
+// inspector opens the store for a verb that only looks at it, or breaks. Whoever calls it calls
+// done in the end.
+func (f storeFlags) inspector() (i store.Inspector, done func(), err error) {
+	st, err := f.open()
+	if err != nil {
+		return nil, nil, failure(err)
+	}
+	if i, err = st.inspector(); err != nil {
+		st.close()
+		return nil, nil, err
+	}
+	return i, st.close, nil
+}
+
 // inspectTries: the first contact may take longer than a server has for an answer.
 const inspectTries = 3
 

@@ -70,15 +70,11 @@ func listCommand() *cobra.Command {
 const listLimit = 5 * time.Minute
 
 func list(ctx context.Context, stores storeFlags, prefix string, asJSON bool) error {
-	st, err := stores.open()
-	if err != nil {
-		return failure(err)
-	}
-	defer st.close()
-	i, err := st.inspector()
+	i, done, err := stores.inspector()
 	if err != nil {
 		return err
 	}
+	defer done()
 	ctx, cancel := context.WithTimeout(ctx, listLimit)
 	defer cancel()
 	out := bufio.NewWriter(os.Stdout)

@@ -66,15 +66,11 @@ func statusCommand() *cobra.Command {
 }
 
 func status(ctx context.Context, stores storeFlags, key string, asJSON bool) error {
-	st, err := stores.open()
-	if err != nil {
-		return failure(err)
-	}
-	defer st.close()
-	i, err := st.inspector()
+	i, done, err := stores.inspector()
 	if err != nil {
 		return err
 	}
+	defer done()
 	h, nodes, err := inspectKey(ctx, i, key)
 	if err != nil {
 		return err
