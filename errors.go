@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/holdfast-go/holdfast/fence"
 	"github.com/holdfast-go/holdfast/store"
 )
 
@@ -102,6 +103,14 @@ func (e *ExpiredError) Is(target error) bool { return target == ErrLost }
 
 // Unwrap returns the last failure, or nil.
 func (e *ExpiredError) Unwrap() error { return e.Err }
+
+// refusedError is the cause of a loss by a guard's answer. It answers [ErrLost], and the
+// guard's [fence.ErrStale].
+type refusedError struct{ stale *fence.StaleError }
+
+func (e *refusedError) Error() string        { return "lease lost: its token was refused: " + e.stale.Error() }
+func (e *refusedError) Is(target error) bool { return target == ErrLost }
+func (e *refusedError) Unwrap() error        { return e.stale }
 
 // ending is a sentinel that answers for a kind as well.
 type ending struct {

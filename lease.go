@@ -145,7 +145,7 @@ func (l *Lease) Done() <-chan struct{} {
 
 // Err returns nil while the lease is valid, and then why it ended: [ErrReleased],
 // [ErrHandedOver], or an error that answers [ErrLost] and has the cause, which is an
-// [*ExpiredError], a [*LostError] or [ErrMaxHold].
+// [*ExpiredError], a [*LostError], a guard's [*fence.StaleError] or [ErrMaxHold].
 func (l *Lease) Err() error {
 	l.check()
 	l.mu.Lock()
@@ -155,13 +155,14 @@ func (l *Lease) Err() error {
 
 // Context returns a child of parent that ends with the lease; [context.Cause] then answers
 // what [Lease.Err] does, and so [ErrLost] or [ErrReleased]. It carries the key and the token
-// for guards (see [fence.FromContext]), and an acquisition of the same key under it is
-// [ErrAlreadyHeld]. It costs no goroutine, and nothing after either has ended.
+// for guards (see [fence.FromContext]): a guard that is given the context and finds the token
+// stale ends the lease, with the [*fence.StaleError] as the cause. An acquisition of the same key
+// under the context is [ErrAlreadyHeld]. It costs no goroutine, and nothing after either has ended.
 func (l *Lease) Context(parent context.Context) context.Context {
 	outer, _ := parent.Value(heldKey{}).(*holding)
 	parent = &holding{parent, l, outer}
 	if l.token > 0 {
-		parent = fence.WithToken(parent, l.key, l.token)
+		parent = fence.WithHolder(parent, l.key, l.token, l.refused)
 	}
 	ctx, cancel := context.WithCancelCause(parent)
 	l.check()
@@ -326,7 +327,7 @@ func (l *Lease) lose(cause error, now clock.Instant) Event {
 		e = Lost{Key: l.key, Token: l.token, Owner: l.owner, Held: now.Since(l.granted), Overrun: now.Since(l.ended), Err: l.err}
 		l.mu.Unlock()
 	}
-	if !errors.Is(cause, ErrMaxHold) {
+	if !errors.Is(cause, ErrMaxHold) && !errors.Is(cause, fence.ErrStale) { // the store may hold it still
 		l.k.f.vacate(l)
 		return e
 	}
@@ -338,6 +339,13 @@ func (l *Lease) lose(cause error, now clock.Instant) Event {
 		}
 	})
 	return nil
+}
+
+// refused ends the lease because a guard has seen a larger token.
+func (l *Lease) refused(stale *fence.StaleError) {
+	if e := l.lose(&refusedError{stale}, l.k.f.clk.Now()); e != nil {
+		l.k.observe(context.Background(), e)
+	}
 }
 
 // finish ends the validity, once. No extension begins afterwards.

@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/holdfast-go/holdfast/fence"
 )
 
 // The kinds of failure. Every error of a store answers [errors.Is] for at least one
@@ -17,7 +19,7 @@ var (
 	ErrUncertain   = errors.New("outcome uncertain: the store may have acted")
 	ErrUnavailable = errors.New("store unavailable")
 	ErrUnsupported = errors.New("not supported")
-	ErrInvalid     = errors.New("invalid")
+	ErrInvalid     = fence.ErrInvalid
 )
 
 // Limits of keys and ttls that hold for every store, so that a program can change
@@ -91,22 +93,8 @@ func (e *LostError) Unwrap() error {
 }
 
 // InvalidError refuses an input before any I/O, or a server whose state contradicts
-// the configuration. It answers [ErrInvalid].
-type InvalidError struct {
-	Field string // what is wrong: "key", "TTL", "node"
-	Value string // the value as given
-	Rule  string // the rule that it breaks, and the remedy where there is one
-}
-
-func (e *InvalidError) Error() string {
-	if e.Value == "" {
-		return fmt.Sprintf("invalid %s: %s", e.Field, e.Rule)
-	}
-	return fmt.Sprintf("invalid %s %s: %s", e.Field, quoteShort(e.Value), e.Rule)
-}
-
-// Is reports whether target is [ErrInvalid].
-func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
+// the configuration. It answers [ErrInvalid], and is one with the guards' [fence.InvalidError].
+type InvalidError = fence.InvalidError
 
 // quoteShort quotes s on one line, cut where it is long.
 func quoteShort(s string) string {
