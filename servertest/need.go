@@ -3,6 +3,7 @@ package servertest
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -12,14 +13,37 @@ import (
 var programs = map[string]struct{ name, pkg string }{
 	"redis-server": {"redis", "redis-server"},
 	"cc":           {"cc", "gcc"},
+	"postgres":     {"postgres", "postgresql"},
+	"mariadbd":     {"mariadb", "mariadb-server"},
+}
+
+// places are where packages put programs that they keep out of the path of most users.
+var places = map[string][]string{
+	"postgres": {"/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin"},
+	"mariadbd": {"/usr/sbin", "/usr/libexec"},
+}
+
+// find is [exec.LookPath] that knows [places], of which it takes the last that has the program.
+func find(program string) (string, error) {
+	path, err := exec.LookPath(program)
+	for _, place := range places[program] {
+		if err == nil {
+			break
+		}
+		found, _ := filepath.Glob(filepath.Join(place, program))
+		if len(found) > 0 {
+			path, err = found[len(found)-1], nil
+		}
+	}
+	return path, err
 }
 
 // Need returns the path of a program. Where it is not installed, the test fails if the
 // environment has CI=true or names the program in HOLDFAST_REQUIRE (a list with commas, such
-// as "redis,cc"), and is skipped otherwise.
+// as "redis,postgres"), and is skipped otherwise.
 func Need(t testing.TB, program string) string {
 	t.Helper()
-	path, err := exec.LookPath(program)
+	path, err := find(program)
 	if err == nil {
 		return path
 	}
