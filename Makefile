@@ -9,7 +9,7 @@ P           ?= 2
 FUZZTIME    ?= 5s
 
 GOTEST   = go test -count=1 -p $(P)
-REQUIRE  = HOLDFAST_REQUIRE=redis,cc
+REQUIRE  = HOLDFAST_REQUIRE=redis,cc,postgres,mariadb
 # Tests that switch rules of the protocol off, or move a client's clock, need this tag.
 RULES    = -tags holdfast_rules github.com/holdfast-go/holdfast/conformance/rules \
            github.com/holdfast-go/holdfast/conformance/tokens
@@ -22,7 +22,7 @@ tests    = set -x; failed=0; $(1) $(RULES) || failed=1; $(1) $(ALL) || failed=1;
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-deps: ## install what the tests need (redis-server, a C compiler) where it is missing
+deps: ## install what the tests need (servers of Redis and SQL, a C compiler) where it is missing
 	@.ci/deps
 
 test: deps ## run the tests of every module, with small counts
