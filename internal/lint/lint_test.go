@@ -28,7 +28,7 @@ var libraries = []string{".", "redlock/goredisnode", "redlock/rueidisnode"}
 var others = []string{"bench", "cmd/holdfast", "conformance"}
 
 // Packages that serve tests only. They may import testing and each other.
-var helpers = []string{"store/storetest", "servertest", "redlock/redistest", "internal/lint"}
+var helpers = []string{"store/storetest", "fence/fencetest", "servertest", "redlock/redistest", "internal/lint"}
 
 // source is one Go file of the repository.
 type source struct {
