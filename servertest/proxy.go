@@ -290,9 +290,9 @@ func (p *Proxy) link(ln net.Listener, client net.Conn) {
 	p.wg.Go(l.writeClient)
 }
 
-// link is one connection of a client and, from its first request on, one to the server. For
-// each direction one goroutine reads and stamps chunks and one delivers them when they are
-// due, so that a delay costs time and not throughput.
+// link is one connection of a client and one to the server. For each direction one goroutine
+// reads and stamps chunks and one delivers them when they are due, so that a delay costs time
+// and not throughput.
 type link struct {
 	p        *Proxy
 	client   net.Conn
@@ -301,8 +301,8 @@ type link struct {
 	once     sync.Once
 
 	mu     sync.Mutex
-	server net.Conn // nil before the first request, and after the server hung up
-	dialed bool     // the server side was open before
+	server net.Conn // nil before it is open, and after the server hung up
+	dialed bool     // the server side is or was open
 	again  bool     // the server has hung up, and the client was kept
 	gone   bool     // the client has hung up
 
@@ -388,6 +388,11 @@ func (l *link) readServer(s net.Conn) {
 
 // writeServer delivers requests in order, when no fault keeps them.
 func (l *link) writeServer() {
+	// Some servers speak first.
+	if _, err := l.dial(); err != nil && !l.p.keep {
+		l.close()
+		return
+	}
 	for {
 		var c chunk
 		select {
