@@ -1,10 +1,12 @@
 package servertest
 
 import (
+	"bytes"
 	"context"
 	"maps"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -31,7 +33,7 @@ type Proxy struct {
 
 	connections, requests, replies                atomic.Int64
 	delayed, dropped, blackHoled, held, resetHits atomic.Int64
-	redialed                                      atomic.Int64
+	cutRequests, cutReplies, redialed             atomic.Int64
 }
 
 // faults are the faults in force.
@@ -39,6 +41,7 @@ type faults struct {
 	delayRequests, delayReplies time.Duration
 	dropReplies, blackHole      bool
 	holds                       []*Held
+	drops                       []*Dropped
 }
 
 // Counts is what a proxy has done so far.
@@ -51,6 +54,8 @@ type Counts struct {
 	BlackHoled  int64 // chunks that BlackHole kept
 	Held        int64 // chunks that Hold kept
 	Reset       int64 // connections that Reset ended
+	CutRequests int64 // connections that DropRequest cut
+	CutReplies  int64 // connections that DropReplyTo cut
 	Redialed    int64 // connections whose server side was opened anew (KeepClients)
 }
 
@@ -90,6 +95,7 @@ func (p *Proxy) Counts() Counts {
 		Connections: p.connections.Load(), Requests: p.requests.Load(), Replies: p.replies.Load(),
 		Delayed: p.delayed.Load(), Dropped: p.dropped.Load(), BlackHoled: p.blackHoled.Load(),
 		Held: p.held.Load(), Reset: p.resetHits.Load(), Redialed: p.redialed.Load(),
+		CutRequests: p.cutRequests.Load(), CutReplies: p.cutReplies.Load(),
 	}
 }
 
@@ -230,6 +236,62 @@ func (h *Held) Release() {
 
 func (h *Held) release() { h.once.Do(func() { close(h.released) }) }
 
+// Dropped is a fault that cuts connections at requests; see [Proxy.DropReplyTo] and
+// [Proxy.DropRequest].
+type Dropped struct {
+	p     *Proxy
+	match func([]byte) bool
+	reply bool
+	count atomic.Int64
+}
+
+// DropReplyTo lets a request for which match answers true reach the server, swallows what the
+// server answers, and cuts the connection when that has arrived: the server has acted, and the
+// client cannot know. It does so to every such request until Stop or Heal.
+//
+// The first bytes that come after the request are taken for its reply, so the client must not
+// send a request before it has the reply to the one before, on the same connection.
+//
+// Connections are cut on both sides, by a reset and by an orderly end in turn. match sees
+// chunks, must not keep its argument, and may be called by several goroutines at once; see
+// [Containing] and [Only].
+func (p *Proxy) DropReplyTo(match func(request []byte) bool) *Dropped { return p.drop(match, true) }
+
+// DropRequest cuts the connection at a request for which match answers true, which the server
+// never sees. The rest is as in [Proxy.DropReplyTo].
+func (p *Proxy) DropRequest(match func(request []byte) bool) *Dropped { return p.drop(match, false) }
+
+func (p *Proxy) drop(match func([]byte) bool, reply bool) *Dropped {
+	d := &Dropped{p: p, match: match, reply: reply}
+	p.change(func(f *faults) { f.drops = append(slices.Clip(f.drops), d) })
+	return d
+}
+
+// Count is how many connections were cut. For DropReplyTo this many requests were answered by
+// the server.
+func (d *Dropped) Count() int { return int(d.count.Load()) }
+
+// Stop ends the fault. A reply that is still to come to a request that was passed already is
+// swallowed nevertheless.
+func (d *Dropped) Stop() {
+	d.p.change(func(f *faults) {
+		f.drops = slices.DeleteFunc(slices.Clone(f.drops), func(o *Dropped) bool { return o == d })
+	})
+}
+
+// Containing matches what contains text, in upper or lower case: Containing("commit") matches
+// the end of a transaction in SQL.
+func Containing(text string) func([]byte) bool {
+	text = strings.ToLower(text)
+	return func(b []byte) bool { return bytes.Contains(bytes.ToLower(b), []byte(text)) }
+}
+
+// Only answers true for the first n of what match matches.
+func Only(n int, match func([]byte) bool) func([]byte) bool {
+	var hits atomic.Int64
+	return func(b []byte) bool { return match(b) && hits.Add(1) <= int64(n) }
+}
+
 // Close ends the proxy and all its connections, and waits for its goroutines.
 func (p *Proxy) Close() {
 	p.mu.Lock()
@@ -303,11 +365,11 @@ type link struct {
 	mu     sync.Mutex
 	server net.Conn // nil before it is open, and after the server hung up
 	dialed bool     // the server side is or was open
-	again  bool     // the server has hung up, and the client was kept
 	gone   bool     // the client has hung up
 
-	asked   atomic.Bool // the last chunk that passed was a request
-	tainted atomic.Bool // bytes of the server were swallowed
+	asked   atomic.Bool             // the last chunk that passed was a request
+	tainted atomic.Bool             // bytes of the server were swallowed
+	cutAt   atomic.Pointer[Dropped] // cuts the link when the server answers
 }
 
 type chunk struct {
@@ -377,7 +439,7 @@ func (l *link) readServer(s net.Conn) {
 	l.mu.Lock()
 	keep := l.p.keep && !l.gone && !l.asked.Load()
 	if keep {
-		l.server, l.again = nil, true
+		l.server = nil
 		s.Close()
 	}
 	l.mu.Unlock()
@@ -406,6 +468,12 @@ func (l *link) writeServer() {
 		if c.data == nil {
 			l.hangUp()
 			return
+		}
+		if d := l.dropAt(c.data); d != nil && !d.reply {
+			l.cut(d, &l.p.cutRequests)
+			return
+		} else if d != nil {
+			l.cutAt.Store(d)
 		}
 		if !l.forward(c.data) {
 			l.close()
@@ -495,6 +563,10 @@ func (l *link) writeClient() {
 			l.close()
 			return
 		}
+		if d := l.cutAt.Load(); d != nil {
+			l.cut(d, &l.p.cutReplies)
+			return
+		}
 		if f, _ := l.p.state(); f.dropReplies || l.tainted.Load() {
 			l.tainted.Store(true)
 			l.p.dropped.Add(1)
@@ -505,6 +577,26 @@ func (l *link) writeClient() {
 			l.p.replies.Add(1)
 		}
 		l.asked.Store(false)
+	}
+}
+
+// dropAt answers the first fault that cuts at the request.
+func (l *link) dropAt(request []byte) *Dropped {
+	f, _ := l.p.state()
+	for _, d := range f.drops {
+		if d.match(request) {
+			return d
+		}
+	}
+	return nil
+}
+
+func (l *link) cut(d *Dropped, total *atomic.Int64) {
+	total.Add(1)
+	if d.count.Add(1)%2 == 1 {
+		l.reset()
+	} else {
+		l.close()
 	}
 }
 
