@@ -166,14 +166,15 @@ func (g *Gate) Enter(ctx context.Context, resource string, t fence.Token) (leave
 }
 
 // Claim implements [fence.Guard]: it enters and leaves. Requests of lower tokens are done when
-// it has returned nil.
+// it has returned nil. It asks the marks even where a request of the same token is inside, so
+// that it answers for all gates that share them.
 func (g *Gate) Claim(ctx context.Context, resource string, t fence.Token) error {
 	leave, err := g.Enter(ctx, resource, t)
 	if err != nil {
 		return err
 	}
-	leave()
-	return nil
+	defer leave()
+	return g.Check(ctx, resource, t)
 }
 
 // Check implements [fence.Guard]: it asks the marks.

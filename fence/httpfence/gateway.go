@@ -1,33 +1,287 @@
 package httpfence
 
 import (
+	"context"
+	"errors"
+	"io"
+	"log"
+	"net"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
+
+	"github.com/holdfast-go/holdfast/fence"
 )
+
+const defaultUpstreamTimeout = time.Minute
 
 // GatewayOptions describe a [Gateway].
 type GatewayOptions struct {
-	Upstream        *url.URL                            // the service; required: http or https, with a host
-	Gate            *Gate                               // required
-	Resource        func(*http.Request) (string, error) // as in [Options]
-	Guarded         func(*http.Request) bool            // as in [Options]
-	UpstreamTimeout time.Duration                       // 0 = 1 min
-	Transport       http.RoundTripper                   // nil: an own *http.Transport
+	Upstream *url.URL                            // the service: http or https, a host, perhaps a path that goes before that of the request; required
+	Gate     *Gate                               // required
+	Resource func(*http.Request) (string, error) // as in [Options]
+	Guarded  func(*http.Request) bool            // as in [Options]
 
-	// Failed is told of each request whose answer from the service did not come, or not whole.
-	// The resource is empty for a request that was not guarded. It must not block. nil: nobody.
+	// UpstreamTimeout bounds each guarded request, from its entry to the end of the answer, and
+	// also a connection that it has upgraded. It should be larger than what the service allows
+	// itself, since a request that is cut off may still be at work. 0 = 1 min.
+	UpstreamTimeout time.Duration
+
+	// Transport makes the requests to the service. It must not send a request twice that may
+	// have been carried out. nil: a transport of the gateway's own that uses no proxy and keeps
+	// enough idle connections.
+	Transport http.RoundTripper
+
+	// Failed is told of each request whose answer did not come from the service, or not whole.
+	// The resource is empty where the request was not guarded. It must not block. nil: nobody.
 	Failed func(r *http.Request, resource string, err error)
 }
 
-// Gateway is a reverse proxy before a service that knows nothing of tokens.
+// Gateway is a reverse proxy before a service that knows nothing of tokens. A guarded request
+// enters the gate before it is passed on, and leaves when the service has answered it to the
+// end: no request of a lower token is passed on after one of a higher, and not before those of
+// lower ones that are on their way have been answered. A client that goes away does not end its
+// request at the service: the gateway waits for the answer, within UpstreamTimeout, and discards
+// it. The service sees the token as the header [Header], and X-Forwarded-For, -Host and -Proto
+// as the gateway sees them; the Host header is that of Upstream.
+//
+// Where the service cannot be reached, does not answer in time, or breaks off, the client gets
+// 502 or 504 as problem+json, which [ReadError] reads: [fence.ErrUncertain], or
+// [fence.ErrUnavailable] where the request was not sent. An answer that breaks off in its middle
+// ends the client's connection.
+//
+// What a gateway cannot know: whether a request is still at work in the service after its answer
+// did not come, because the connection broke, UpstreamTimeout ended or the gateway was killed.
+// It keeps the place of such a request for GateOptions.Settle longer; a service that works on for
+// longer than that writes after the next holder has begun. Nor does it know of a way to the
+// service that goes around it, or of what the service starts and does not wait for. Run one
+// gateway before a service: see [Gate].
 type Gateway struct {
 	proxy *httputil.ReverseProxy
+	gate  *Gate
+	which Options
+	limit time.Duration
+	fail  func(*http.Request, string, error)
 }
 
-// NewGateway returns a gateway.
-func NewGateway(o GatewayOptions) (*Gateway, error) { return &Gateway{}, nil }
+// NewGateway returns a gateway, and does no I/O. Options that cannot serve are refused by a
+// [*fence.InvalidError].
+func NewGateway(o GatewayOptions) (*Gateway, error) {
+	switch u := o.Upstream; {
+	case u == nil:
+		return nil, &fence.InvalidError{Field: "Upstream", Rule: "must not be nil"}
+	case u.Scheme != "http" && u.Scheme != "https" || u.Host == "":
+		return nil, &fence.InvalidError{Field: "Upstream", Value: u.Redacted(), Rule: "must be an http or https URL with a host"}
+	case u.User != nil || u.RawQuery != "" || u.Fragment != "":
+		return nil, &fence.InvalidError{Field: "Upstream", Value: u.Redacted(), Rule: "must have no user, query or fragment"}
+	case o.Gate == nil:
+		return nil, &fence.InvalidError{Field: "Gate", Rule: "must not be nil"}
+	case o.UpstreamTimeout < 0:
+		return nil, &fence.InvalidError{Field: "UpstreamTimeout", Value: o.UpstreamTimeout.String(), Rule: "must not be negative"}
+	}
+	g := &Gateway{gate: o.Gate, which: Options{Resource: o.Resource, Guarded: o.Guarded}, limit: o.UpstreamTimeout, fail: o.Failed}
+	g.which.setDefaults()
+	if g.limit == 0 {
+		g.limit = defaultUpstreamTimeout
+	}
+	if o.Transport == nil {
+		o.Transport = newTransport()
+	}
+	upstream := *o.Upstream
+	g.proxy = &httputil.ReverseProxy{
+		Rewrite:        func(pr *httputil.ProxyRequest) { rewrite(pr, &upstream) },
+		Transport:      o.Transport,
+		BufferPool:     &buffers{},
+		ErrorLog:       log.New(io.Discard, "", 0), // Failed is told instead
+		ModifyResponse: watch,
+		ErrorHandler:   answerFailure,
+	}
+	return g, nil
+}
+
+func newTransport() *http.Transport {
+	t := http.DefaultTransport.(*http.Transport).Clone()
+	t.Proxy = nil // a proxy in between would keep the order to itself
+	t.DisableCompression = true
+	t.MaxIdleConns, t.MaxIdleConnsPerHost = 0, 1024
+	return t
+}
+
+// CloseIdleConnections does what its name says to the transport, where that can.
+func (g *Gateway) CloseIdleConnections() {
+	if c, ok := g.proxy.Transport.(interface{ CloseIdleConnections() }); ok {
+		c.CloseIdleConnections()
+	}
+}
 
 // ServeHTTP implements [http.Handler].
-func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) { g.proxy.ServeHTTP(w, r) }
+func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	resource, t, err := g.which.identify(r)
+	if err != nil {
+		refuse(w, err)
+		return
+	}
+	p := &passage{resource: resource, token: t}
+	ctx := r.Context()
+	defer g.tell(r, p)
+	if t != 0 {
+		leave, err := g.gate.Enter(ctx, resource, t)
+		if err != nil {
+			p.over = true
+			refuse(w, err)
+			return
+		}
+		defer g.leave(p, leave)
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), g.limit)
+		defer cancel()
+	}
+	g.proxy.ServeHTTP(w, r.WithContext(context.WithValue(ctx, passageKey{}, p)))
+}
+
+// leave gives the place of a request back, later where the service may still be at work on it.
+func (g *Gateway) leave(p *passage, leave func()) {
+	if p.over || g.gate.settle == 0 {
+		leave()
+		return
+	}
+	time.AfterFunc(g.gate.settle, leave)
+}
+
+// tell reports a failure of the service; a client that goes away is none.
+func (g *Gateway) tell(r *http.Request, p *passage) {
+	if g.fail == nil || p.err == nil || p.token == 0 && r.Context().Err() != nil {
+		return
+	}
+	g.fail(r, p.resource, p.err)
+}
+
+// passage is one request on its way.
+type passage struct {
+	resource string
+	token    fence.Token // zero: not guarded
+	over     bool        // the service does no more about it
+	err      error       // why not
+}
+
+type passageKey struct{}
+
+func passageOf(r *http.Request) *passage { return r.Context().Value(passageKey{}).(*passage) }
+
+func rewrite(pr *httputil.ProxyRequest, upstream *url.URL) {
+	pr.SetURL(upstream)
+	pr.SetXForwarded()
+	h := pr.Out.Header
+	if p := passageOf(pr.In); p.token != 0 {
+		delete(h, altHeader)
+		h[Header] = []string{p.token.String()}
+	}
+	if strings.EqualFold(h.Get("Upgrade"), "h2c") { // through which requests would pass unseen
+		h.Del("Upgrade")
+		h.Del("Connection")
+		h.Del("Http2-Settings")
+	}
+	if pr.Out.Body != nil {
+		pr.Out.Body = &sent{ReadCloser: pr.Out.Body}
+	}
+}
+
+// sent is the body of a request. It remembers that the client did not send it whole.
+type sent struct {
+	io.ReadCloser
+	broken atomic.Bool
+}
+
+func (s *sent) Read(p []byte) (int, error) {
+	n, err := s.ReadCloser.Read(p)
+	if err != nil && err != io.EOF {
+		s.broken.Store(true)
+	}
+	return n, err
+}
+
+// watch makes sure that the answer is read to its end.
+func watch(resp *http.Response) error {
+	p := passageOf(resp.Request)
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		p.over = true // when the connection has ended, and with it the call of the proxy
+		return nil
+	}
+	resp.Body = &received{resp.Body, p}
+	return nil
+}
+
+// received is the body of an answer.
+type received struct {
+	io.ReadCloser
+	p *passage
+}
+
+func (b *received) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	switch {
+	case err == io.EOF:
+		b.p.over = true
+	case err != nil && b.p.err == nil:
+		b.p.err = err
+	}
+	return n, err
+}
+
+// Close reads what a client that has gone did not want: the service may be at work until it has
+// said all. The context of the request bounds it.
+func (b *received) Close() error {
+	if b.p.token != 0 && !b.p.over && b.p.err == nil {
+		_, _ = io.Copy(io.Discard, b)
+	}
+	return b.ReadCloser.Close()
+}
+
+// answerFailure answers a request that the service did not answer.
+func answerFailure(w http.ResponseWriter, r *http.Request, err error) {
+	p := passageOf(r)
+	p.err = err
+	var tooLarge *http.MaxBytesError
+	body, _ := r.Body.(*sent)
+	status := http.StatusBadGateway
+	switch {
+	case errors.As(err, &tooLarge):
+		status = http.StatusRequestEntityTooLarge
+	case body != nil && body.broken.Load():
+		status = http.StatusBadRequest
+	case errors.Is(err, context.DeadlineExceeded):
+		status = http.StatusGatewayTimeout
+	}
+	p.over = notSent(r, err)
+	kind := fence.ErrUncertain
+	if p.over || guarded(r) == false {
+		kind = fence.ErrUnavailable
+	}
+	answer := kindOf(kind).problem(p.resource)
+	answer.Status = status
+	write(w, answer)
+}
+
+// notSent reports whether the request has not reached the service for certain: there was no
+// connection. One that the transport may have sent before, on another connection, has.
+func notSent(r *http.Request, err error) bool {
+	var op *net.OpError
+	again := !guarded(r) || r.Header["Idempotency-Key"] != nil || r.Header["X-Idempotency-Key"] != nil
+	return !again && errors.As(err, &op) && op.Op == "dial"
+}
+
+// buffers are for the bodies of answers.
+type buffers struct{ pool sync.Pool }
+
+func (b *buffers) Get() []byte {
+	if buf, ok := b.pool.Get().(*[32 << 10]byte); ok {
+		return buf[:]
+	}
+	return make([]byte, 32<<10)
+}
+
+func (b *buffers) Put(buf []byte) { b.pool.Put((*[32 << 10]byte)(buf)) }

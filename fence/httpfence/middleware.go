@@ -1,28 +1,156 @@
 package httpfence
 
-import "net/http"
+import (
+	"bufio"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
 
-// Options say which requests are guarded, and what they change.
+	"github.com/holdfast-go/holdfast/fence"
+)
+
+// Options say which requests are guarded, and which resource they are about.
 type Options struct {
-	Resource func(*http.Request) (string, error) // nil: ByPath
-	Guarded  func(*http.Request) bool            // nil: all but GET, HEAD, OPTIONS and TRACE without Upgrade
+	// Resource names the resource of a request: see [ByPath], [ByHeader] and [ByPattern]. All
+	// requests that change one thing must give it one name. An error that is none of package
+	// fence's is answered as 503 unavailable. nil: ByPath.
+	Resource func(*http.Request) (string, error)
+
+	// Guarded says which requests need a token; one that carries a token is guarded in any case.
+	// nil: all but GET, HEAD, OPTIONS and TRACE, and of these those that ask for an upgrade of the
+	// connection, through which anything can be sent.
+	Guarded func(*http.Request) bool
 }
 
-// Middleware guards a handler.
+func (o *Options) setDefaults() {
+	if o.Resource == nil {
+		o.Resource = ByPath
+	}
+	if o.Guarded == nil {
+		o.Guarded = guarded
+	}
+}
+
+func guarded(r *http.Request) bool {
+	switch r.Method {
+	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
+		return r.Header["Upgrade"] != nil
+	}
+	return true
+}
+
+// identify returns the resource and the token of a request, and a zero token where it is not
+// guarded.
+func (o *Options) identify(r *http.Request) (resource string, t fence.Token, err error) {
+	t, missing := ParseHeader(r.Header)
+	if missing != nil && (!errors.Is(missing, ErrMissing) || !o.Guarded(r)) {
+		if errors.Is(missing, ErrMissing) {
+			missing = nil
+		}
+		return "", 0, missing
+	}
+	if resource, err = o.Resource(r); err == nil {
+		err = fence.CheckResource(resource)
+	}
+	if err != nil {
+		return "", 0, err
+	}
+	if missing != nil {
+		return "", 0, &fence.Error{Kind: ErrMissing, Resource: resource}
+	}
+	return resource, t, nil
+}
+
+// Middleware guards a handler: requests enter the gate before it is called and leave when it has
+// returned, or panicked, and a connection that it has hijacked is closed. Those that may not
+// enter are answered by [WriteError]. The handler finds the token of the request in its context
+// (fence.FromContext with the name of the resource), and a guard that is given it, such as
+// sqlfence's, finds the same.
+//
+// The gate is a fence for this process alone. With several instances of the service, or other
+// ways to the resource, another may let in a larger token while a handler here is paused, and
+// this handler would write all the same. Then the handler's own transaction must check the
+// token, and the gate does no more than refuse early. Where that is so, gate may be nil: the
+// middleware then demands the token and hands it on, and all the checking is the handler's,
+// which answers by WriteError what its guard says.
+//
+// What a handler leaves behind when it returns, such as goroutines, is not waited for.
 func Middleware(gate *Gate, o Options) func(http.Handler) http.Handler {
-	return func(h http.Handler) http.Handler { return h }
+	o.setDefaults()
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			resource, t, err := o.identify(r)
+			if err != nil {
+				refuse(w, err)
+				return
+			}
+			if t == 0 {
+				next.ServeHTTP(w, r)
+				return
+			}
+			if gate != nil {
+				leave, err := gate.Enter(r.Context(), resource, t)
+				if err != nil {
+					refuse(w, err)
+					return
+				}
+				if h, ok := w.(http.Hijacker); ok {
+					stay := &visit{left: leave}
+					stay.parts.Store(1)
+					w, leave = &hijackable{w, h, stay}, stay.leave
+				}
+				defer leave()
+			}
+			next.ServeHTTP(w, r.WithContext(fence.WithToken(r.Context(), resource, t)))
+		})
+	}
 }
 
-// ByPath names the resource by the path of the request.
-func ByPath(r *http.Request) (string, error) { return r.URL.Path, nil }
-
-// ByHeader names the resource by a header of the request.
-func ByHeader(name string) func(*http.Request) (string, error) {
-	return func(r *http.Request) (string, error) { return r.Header.Get(name), nil }
+// visit ends when all its parts have: the handler, and a hijacked connection.
+type visit struct {
+	parts atomic.Int32
+	left  func()
 }
 
-// ByPattern names the resource by the first segments of the path: /accounts/{id} makes
-// /accounts/7/transfers the resource /accounts/7.
-func ByPattern(pattern string) (func(*http.Request) (string, error), error) {
-	return ByPath, nil
+func (v *visit) leave() {
+	if v.parts.Add(-1) == 0 {
+		v.left()
+	}
+}
+
+// hijackable is the ResponseWriter of a connection that can be hijacked.
+type hijackable struct {
+	http.ResponseWriter
+	hijacker http.Hijacker
+	visit    *visit
+}
+
+func (h *hijackable) Unwrap() http.ResponseWriter { return h.ResponseWriter }
+
+// Flush does nothing where there is nothing to flush.
+func (h *hijackable) Flush() { http.NewResponseController(h.ResponseWriter).Flush() }
+
+func (h *hijackable) ReadFrom(r io.Reader) (int64, error) { return io.Copy(h.ResponseWriter, r) }
+
+func (h *hijackable) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, rw, err := h.hijacker.Hijack()
+	if err != nil {
+		return nil, nil, err
+	}
+	h.visit.parts.Add(1)
+	return &hijacked{Conn: conn, leave: sync.OnceFunc(h.visit.leave)}, rw, nil
+}
+
+// hijacked is a connection that has left the server.
+type hijacked struct {
+	net.Conn
+	leave func()
+}
+
+func (h *hijacked) Close() error {
+	defer h.leave()
+	return h.Conn.Close()
 }
