@@ -45,9 +45,10 @@ type sqlKind struct {
 	command func(s *SQLServer, settings map[string]string) *exec.Cmd
 	// ready is true when the process takes connections.
 	ready func(s *SQLServer, p *Process) bool
-	// quit asks the process to end without finishing its work; nil where SIGKILL leaves
-	// nothing behind.
-	quit func(p *Process)
+	// quit asks the process to end without finishing its work, and clean removes what it
+	// leaves in the system when it is killed. Both are nil where it leaves nothing.
+	quit  func(p *Process)
+	clean func(dir string)
 
 	template template
 }
@@ -132,6 +133,8 @@ func settingsOf(kind *sqlKind, settings map[string]string) map[string]string {
 
 func (s *SQLServer) start(o sqlOptions) error {
 	cmd := s.kind.command(s, o.settings)
+	cmd.Dir = s.dir
+	cmd.Env = append(os.Environ(), "TMPDIR="+filepath.Dir(s.dir))
 	p, err := start(s.t, cmd)
 	if err != nil {
 		return err
@@ -229,10 +232,10 @@ func (s *SQLServer) Kill() {
 		if err != nil && !errors.Is(err, ErrNoPause) && p.running() {
 			s.t.Errorf("servertest: kill %s: %v", s.kind.program, err)
 		}
-		p.Kill()
 		for _, pid := range pids {
 			killPID(pid)
 		}
+		p.Kill()
 		_ = eventually(startTimeout, func() error {
 			for _, pid := range pids {
 				if _, err := isStopped(pid); err == nil {
@@ -263,6 +266,9 @@ func (s *SQLServer) end() {
 		}
 	}
 	s.Kill()
+	if s.kind.clean != nil {
+		s.kind.clean(s.dir)
+	}
 }
 
 // Restart starts the server again on the same port and data and returns when it takes
@@ -303,24 +309,22 @@ func stopTree(pid int) ([]int, error) {
 	return pids, nil
 }
 
-// stopGuard kills stopped processes when this process is killed: a stopped process does not
-// notice the end of its parent.
+// stopGuard lets stopped processes run on when this process is killed: while they stand still
+// they do not notice the end of their parent.
 type stopGuard struct{ cmd *exec.Cmd }
 
 func guardStopped(pids []int) (*stopGuard, error) {
-	args := []string{"-c", `read -r line || kill -9 "$@"`, "sh"}
+	args := []string{"-c", `read -r line || kill -CONT "$@"`, "sh"}
 	for _, pid := range pids {
 		args = append(args, fmt.Sprint(pid))
 	}
 	cmd := exec.Command("/bin/sh", args...)
-	stdin, err := cmd.StdinPipe() // ends with this process
-	if err != nil {
+	if _, err := cmd.StdinPipe(); err != nil { // ends with this process
 		return nil, err
 	}
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("servertest: %w", err)
 	}
-	_ = stdin
 	return &stopGuard{cmd}, nil
 }
 
@@ -428,7 +432,7 @@ func newServerDir() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return dir, os.Chmod(dir, 0o711)
+	return dir, errors.Join(giveAway(dir), os.Chmod(dir, 0o711))
 }
 
 // reachable is true where other users may pass through all directories of the path.
@@ -461,8 +465,10 @@ func giveAway(path string) error {
 	return nil
 }
 
-// run runs a program that makes data files.
-func run(cmd *exec.Cmd, stdin string) error {
+// run runs a program that makes data files in dir.
+func run(cmd *exec.Cmd, dir, stdin string) error {
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "TMPDIR="+filepath.Dir(dir))
 	cmd.Stdin = strings.NewReader(stdin)
 	cmd.WaitDelay = time.Second
 	dieWithParent(cmd)

@@ -1,10 +1,12 @@
 package servertest
 
 import (
-	"errors"
+	"bufio"
 	"fmt"
+	"io"
 	"net"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -76,33 +78,13 @@ func TestSQLServerStops(t *testing.T) {
 	CanPause(t)
 	eachSQL(t, func(t *testing.T, start func(testing.TB, ...SQLOption) *SQLServer) {
 		s := start(t)
-		sleep := "SELECT pg_sleep(1), 5"
-		if s.kind == mariadb {
-			sleep = "SELECT sleep(1), 5"
-		}
-		c := sqlClient(t, s, sleep)
-		var out tail
-		c.Stdout = &out
-		p, err := start0(t, c)
-		if err != nil {
-			t.Fatal(err)
-		}
-		Eventually(t, long, func() error { return sleeps(t, s) })
+		c := newSession(t, s)
+		c.want(long, "SELECT 7;", "7")
 		s.Stop()
-		select {
-		case <-p.done:
-			t.Errorf("a stopped server answers: %s", out.String())
-		case <-time.After(3 * time.Second):
-		}
+		c.want(5*short, "SELECT 8;", "")
 		s.Cont()
-		select {
-		case <-p.done:
-		case <-time.After(long):
-			t.Fatal("the server does not go on")
-		}
-		if !strings.Contains(out.String(), "5") {
-			t.Errorf("client read %q", out.String())
-		}
+		c.want(long, "", "8")
+		s.Stop()
 		s.Stop()
 		s.Kill()
 		s.Restart()
@@ -112,24 +94,55 @@ func TestSQLServerStops(t *testing.T) {
 	})
 }
 
-func start0(t *testing.T, cmd *exec.Cmd) (*Process, error) {
-	p, err := start(t, cmd)
-	if err == nil {
-		t.Cleanup(p.Kill)
-	}
-	return p, err
+// session is a client whose connection stays.
+type session struct {
+	t     *testing.T
+	in    io.Writer
+	lines chan string
 }
 
-// sleeps is nil when the server executes the statement that sleeps.
-func sleeps(t *testing.T, s *SQLServer) error {
-	q := "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
-	if s.kind == mariadb {
-		q = "SELECT count(*) FROM information_schema.processlist WHERE state = 'User sleep'"
+func newSession(t *testing.T, s *SQLServer) *session {
+	t.Helper()
+	cmd := sqlClient(t, s, "")
+	if s.kind == postgres {
+		cmd.Args = append(cmd.Args[:4:4], s.URL("")) // without the statement
+	} else {
+		i := slices.Index(cmd.Args, "-e")
+		cmd.Args = append(slices.Delete(cmd.Args, i, i+2), "--unbuffered")
 	}
-	if n := query(t, s, q); n != "1" {
-		return errors.New(n + " sleep")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
 	}
-	return nil
+	r, w := io.Pipe()
+	cmd.Stdout = w
+	c := &session{t, in, make(chan string, 10)}
+	Start(t, cmd)
+	go func() {
+		for out := bufio.NewScanner(r); out.Scan(); {
+			c.lines <- out.Text()
+		}
+	}()
+	t.Cleanup(func() { in.Close(); w.Close() })
+	return c
+}
+
+// want sends the statement, and wants the line within d; empty means none.
+func (c *session) want(d time.Duration, statement, line string) {
+	c.t.Helper()
+	if _, err := io.WriteString(c.in, statement+"\n"); err != nil {
+		c.t.Fatal(err)
+	}
+	select {
+	case got := <-c.lines:
+		if got != line {
+			c.t.Fatalf("%s: %q, want %q", statement, got, line)
+		}
+	case <-time.After(d):
+		if line != "" {
+			c.t.Fatalf("%s: nothing, want %q", statement, line)
+		}
+	}
 }
 
 func TestSQLSettings(t *testing.T) {

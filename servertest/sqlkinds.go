@@ -23,10 +23,11 @@ var postgres = &sqlKind{
 	create: func(bin, dir string) error {
 		initdb := asServerUser(exec.Command(filepath.Join(realDir(bin), "initdb"), "-D", dir,
 			"-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"))
-		if err := run(initdb, ""); err != nil {
+		if err := run(initdb, dir, ""); err != nil {
 			return err
 		}
-		return run(asServerUser(exec.Command(bin, "--single", "-D", dir, "-F", "postgres")), "CREATE DATABASE holdfast\n")
+		single := asServerUser(exec.Command(bin, "--single", "-D", dir, "-F", "postgres"))
+		return run(single, dir, "CREATE DATABASE holdfast\n")
 	},
 	command: func(s *SQLServer, settings map[string]string) *exec.Cmd {
 		// What a killed server has left there says "ready".
@@ -35,17 +36,29 @@ var postgres = &sqlKind{
 		for name, value := range settings {
 			cmd.Args = append(cmd.Args, "-c", name+"="+value)
 		}
-		cmd.Dir = s.dir
 		dieByQuit(cmd)
 		return asServerUser(cmd)
 	},
 	ready: func(s *SQLServer, p *Process) bool {
-		b, _ := os.ReadFile(filepath.Join(s.dir, "postmaster.pid"))
-		lines := strings.Split(string(b), "\n")
-		return len(lines) > 7 && lines[0] == strconv.Itoa(p.PID()) && strings.TrimSpace(lines[7]) == "ready"
+		return pidLine(s.dir, 1) == strconv.Itoa(p.PID()) && pidLine(s.dir, 8) == "ready"
 	},
-	// After SIGKILL a piece of shared memory stays until the next start.
+	// After SIGKILL a piece of shared memory stays until the next start on the same files.
 	quit: func(p *Process) { quitPID(p.PID()) },
+	clean: func(dir string) {
+		if _, id, ok := strings.Cut(pidLine(dir, 7), " "); ok {
+			_ = exec.Command("ipcrm", "-m", strings.TrimSpace(id)).Run()
+		}
+	},
+}
+
+// pidLine is a line of the file that a PostgreSQL server removes when it ends in order; empty
+// where there is none. Line 1 is its process, 7 the key and id of its shared memory, 8 its state.
+func pidLine(dir string, n int) string {
+	b, _ := os.ReadFile(filepath.Join(dir, "postmaster.pid"))
+	if lines := strings.Split(string(b), "\n"); len(lines) >= n {
+		return strings.TrimSpace(lines[n-1])
+	}
+	return ""
 }
 
 var mariadb = &sqlKind{
@@ -64,7 +77,7 @@ var mariadb = &sqlKind{
 		}
 		args := append([]string{"--no-defaults", "--datadir=" + dir, "--auth-root-authentication-method=normal",
 			"--skip-test-db", "--innodb-flush-log-at-trx-commit=2", "--innodb-doublewrite=0"}, mariadbArgs()...)
-		if err := run(asServerUser(exec.Command(install, args...)), ""); err != nil {
+		if err := run(asServerUser(exec.Command(install, args...)), dir, ""); err != nil {
 			return err
 		}
 		return ownDir(filepath.Join(dir, "holdfast")) // a database is a directory
@@ -75,9 +88,7 @@ var mariadb = &sqlKind{
 		for name, value := range settings {
 			args = append(args, "--"+name+"="+value)
 		}
-		cmd := exec.Command(s.bin, args...)
-		cmd.Dir = s.dir
-		return asServerUser(cmd)
+		return asServerUser(exec.Command(s.bin, args...))
 	},
 	ready: func(_ *SQLServer, p *Process) bool { return strings.Contains(p.Log(), "ready for connections") },
 }
