@@ -453,7 +453,11 @@ func TestTokensThatDoNotGrow(t *testing.T) {
 		for _, c := range []struct {
 			token Token
 			good  bool
-		}{{0, false}, {-5, false}, {7, true}, {7, false}, {6, false}, {8, true}} {
+		}{
+			{0, false}, {-5, false}, {7, true}, {7, false}, {6, false}, {8, true},
+			{math.MaxInt32, true}, {math.MinInt32, false}, {0, false}, {1, false}, // a counter of 32 bits wraps
+			{math.MaxInt64, true}, {math.MinInt64, false}, {math.MaxInt64, false},
+		} {
 			next = c.token
 			l, err := k.Acquire(ctx, "k")
 			if c.good {
