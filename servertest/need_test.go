@@ -2,6 +2,8 @@ package servertest
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -49,5 +51,28 @@ func TestNeed(t *testing.T) {
 		if !strings.HasPrefix(f.ended, tt.want) {
 			t.Errorf("%+v: %s", tt, f.ended)
 		}
+	}
+}
+
+func TestFindsWhatIsNotInThePath(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("PATH", filepath.Join(dir, "none"))
+	places["prog"] = []string{filepath.Join(dir, "none"), filepath.Join(dir, "*", "bin")}
+	t.Cleanup(func() { delete(places, "prog") })
+	if path, err := find("prog"); err == nil {
+		t.Errorf("found at %s", path)
+	}
+	var want string
+	for _, version := range []string{"14", "15"} {
+		want = filepath.Join(dir, version, "bin", "prog")
+		if err := os.MkdirAll(filepath.Dir(want), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(want, nil, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if path, err := find("prog"); err != nil || path != want {
+		t.Errorf("found %s, %v; want %s", path, err, want)
 	}
 }

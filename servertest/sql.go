@@ -41,7 +41,7 @@ type sqlKind struct {
 
 	// create makes the data files in an empty directory.
 	create func(bin, dir string) error
-	// command starts the server; settings are those of the options.
+	// command starts the server with all its settings.
 	command func(s *SQLServer, settings map[string]string) *exec.Cmd
 	// ready is true when the process takes connections.
 	ready func(s *SQLServer, p *Process) bool
@@ -53,7 +53,10 @@ type sqlKind struct {
 	template template
 }
 
-type sqlOptions struct{ settings map[string]string }
+type sqlOptions struct {
+	settings map[string]string
+	durable  bool
+}
 
 // SQLOption changes how a SQL server is started.
 type SQLOption func(*sqlOptions)
@@ -67,13 +70,7 @@ func Setting(name, value string) SQLOption {
 // Durable makes each commit reach the disk before it is answered, as these servers do when
 // nobody tells them otherwise. Without it a commit outlives the death of the server, not that
 // of the machine.
-func Durable() SQLOption {
-	return func(o *sqlOptions) {
-		for _, kind := range []*sqlKind{postgres, mariadb} {
-			maps.Copy(o.settings, kind.durable)
-		}
-	}
-}
+func Durable() SQLOption { return func(o *sqlOptions) { o.durable = true } }
 
 // PostgreSQL starts a PostgreSQL server on a free port of 127.0.0.1 and returns when it takes
 // connections. It ends with the test. As root, the server runs as the user postgres or nobody.
@@ -92,11 +89,10 @@ func MariaDB(t testing.TB, opts ...SQLOption) *SQLServer {
 func startSQL(t testing.TB, kind *sqlKind, opts []SQLOption) *SQLServer {
 	t.Helper()
 	s := &SQLServer{t: t, kind: kind, bin: Need(t, kind.program)}
-	s.base.settings = maps.Clone(kind.defaults)
+	s.base.settings = map[string]string{}
 	for _, o := range opts {
 		o(&s.base)
 	}
-	s.base.settings = settingsOf(kind, s.base.settings)
 	s.dir = filepath.Join(serverDir(t), "data")
 	t.Cleanup(s.end)
 	if err := kind.template.copyTo(kind, s.bin, s.dir); err != nil {
@@ -117,22 +113,13 @@ func startSQL(t testing.TB, kind *sqlKind, opts []SQLOption) *SQLServer {
 	return s
 }
 
-// settingsOf leaves out what Durable has set for the other kind.
-func settingsOf(kind *sqlKind, settings map[string]string) map[string]string {
-	own := maps.Clone(settings)
-	for _, other := range []*sqlKind{postgres, mariadb} {
-		if other == kind {
-			continue
-		}
-		for name := range other.durable {
-			delete(own, name)
-		}
-	}
-	return own
-}
-
 func (s *SQLServer) start(o sqlOptions) error {
-	cmd := s.kind.command(s, o.settings)
+	settings := maps.Clone(s.kind.defaults)
+	if o.durable {
+		maps.Copy(settings, s.kind.durable)
+	}
+	maps.Copy(settings, o.settings)
+	cmd := s.kind.command(s, settings)
 	cmd.Dir = s.dir
 	cmd.Env = append(os.Environ(), "TMPDIR="+filepath.Dir(s.dir))
 	p, err := start(s.t, cmd)
@@ -277,11 +264,11 @@ func (s *SQLServer) end() {
 func (s *SQLServer) Restart(opts ...SQLOption) {
 	s.t.Helper()
 	s.Kill()
-	o := sqlOptions{maps.Clone(s.base.settings)}
+	o := s.base
+	o.settings = maps.Clone(o.settings)
 	for _, opt := range opts {
 		opt(&o)
 	}
-	o.settings = settingsOf(s.kind, o.settings)
 	// The port may be in a closing state for a moment.
 	if err := eventually(startTimeout, func() error { return s.start(o) }); err != nil {
 		s.t.Fatal(err)
