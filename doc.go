@@ -2,8 +2,11 @@
 // each grant a fencing token, with which a resource can refuse a holder that is too late.
 //
 //	locks, err := holdfast.New(store, nil)
+//	guard, err := sqlfence.New(db, sqlfence.Options{Dialect: sqlfence.PostgreSQL})
 //	err = locks.Do(ctx, "account/123", func(ctx context.Context, lease *holdfast.Lease) error {
-//		return write(ctx, lease.Token()) // the resource refuses a smaller token than it has seen
+//		return guard.Tx(ctx, "account/123", lease.Token(), func(tx *sql.Tx) error {
+//			... // reads and writes; refused where a larger token has been seen
+//		})
 //	})
 //
 // # What a lease is, and what it is not
@@ -19,8 +22,26 @@
 //  2. Keep it: a [Lease] is extended by itself, and a timer of this process ends it, at the
 //     latest when the store might give the key away.
 //  3. Guard the resource: it remembers the highest token that it has seen, and refuses
-//     smaller ones. Show it the token before the first read. This part makes the whole
-//     correct under any pause, clock or network fault; the others cannot.
+//     smaller ones. This part makes the whole correct under any pause, clock or network fault;
+//     the others cannot.
+//
+// # How do I guard the resource?
+//
+// Claim before the first read: until the new holder has shown its token to the resource, the
+// former holder's writes still pass, and what was read before them is old. Then write with the
+// same token. The check is a part of the write, since a check that stands alone leaves room for
+// a pause. The guards are
+//
+//   - fence/sqlfence for SQL databases: the claim is the first statement of the transaction;
+//   - fence/redisfence for data in Redis: check and write are one script;
+//   - fence/httpfence for services over HTTP, and the command's gateway for those that cannot
+//     be changed;
+//   - the command's fence claim and fence check for shell scripts;
+//   - [fence.Memory] for what lives in this process, and [fence.Guard] for a guard of one's own,
+//     which package fence/fencetest checks.
+//
+// Give them the context of the lease: a guard that finds its token stale ends the lease.
+// docs/guard.md says which guard is for which resource, and what to do where there is none.
 //
 // # Which store do I need?
 //
@@ -63,7 +84,7 @@
 //	    v             |              v
 //	released          |         handed over
 //	                  | validity over by the local clock; gone from the store;
-//	                  v held by another; max hold reached
+//	                  v held by another; max hold reached; refused by a guard
 //	                lost
 //
 // The three states below are final. The validity ends at

@@ -29,6 +29,49 @@ func Example() {
 	// <nil>
 }
 
+// The guard refuses a holder that has lost its lease and does not know it yet. For real
+// resources there are packages sqlfence, redisfence and httpfence.
+func Example_guard() {
+	ctx := context.Background()
+	var guard fence.Memory
+	s := memstore.New()
+	// hold acquires in another process, and claims before anything is read.
+	hold := func() (*holdfast.Lease, error) {
+		locks, err := holdfast.New(s.Peer(), nil)
+		if err != nil {
+			return nil, err
+		}
+		lease, err := locks.Acquire(ctx, "account/123")
+		if err != nil {
+			return nil, err
+		}
+		return lease, guard.Claim(lease.Context(ctx), "account/123", lease.Token())
+	}
+	paused, err := hold()
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	if err := s.Lose("account/123"); err != nil {
+		fmt.Println(err)
+		return
+	}
+	next, err := hold()
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer next.Release(ctx)
+	fmt.Println("believes to hold:", paused.Err() == nil)
+	err = guard.Claim(paused.Context(ctx), "account/123", paused.Token())
+	fmt.Println("refused:", errors.Is(err, fence.ErrStale))
+	fmt.Println("knows now:", errors.Is(paused.Err(), holdfast.ErrLost))
+	// Output:
+	// believes to hold: true
+	// refused: true
+	// knows now: true
+}
+
 // A lease by hand: released by a defer, and watched by its context.
 func ExampleLocker_Acquire() {
 	locks, err := holdfast.New(memstore.New(), &holdfast.Options{TTL: 5 * time.Second})
