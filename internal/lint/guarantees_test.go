@@ -72,7 +72,7 @@ func directoryOf(name string) string {
 	case "cmd":
 		return "cmd/holdfast"
 	}
-	dirs := []string{"conformance/" + name, name, "store/" + name, "redlock/" + name, "fence/" + name}
+	dirs := []string{"conformance/" + name, name, "store/" + name, "redlock/" + name, "fence/" + name, "examples/" + name}
 	return dirs[max(0, slices.IndexFunc(dirs, exists))]
 }
 

@@ -25,7 +25,7 @@ const (
 var libraries = []string{".", "redlock/goredisnode", "redlock/rueidisnode"}
 
 // Modules that are not for import: they may use what they like.
-var others = []string{"bench", "cmd/holdfast", "conformance"}
+var others = []string{"bench", "cmd/holdfast", "conformance", "examples"}
 
 // Packages that serve tests only. They may import testing and each other.
 var helpers = []string{"store/storetest", "fence/fencetest", "servertest", "redlock/redistest", "internal/lint"}
