@@ -1,0 +1,130 @@
+package sqlfence
+
+import (
+	"context"
+	"strconv"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/sqlerr"
+)
+
+type postgres struct {
+	l      layout
+	wait   string // lock_timeout, in milliseconds
+	claims map[how][2]string
+	reads  [exclusive + 1][2]string
+}
+
+// Each statement that locks a row sets lock_timeout before, by being unable to reach the row
+// without the setting's value: that saves a round trip. The index 1 of a pair is the
+// statement that puts the former value back.
+func newPostgres(l layout, lockWait time.Duration) *postgres {
+	p := &postgres{l: l, wait: strconv.FormatInt(max(1, lockWait.Milliseconds()), 10), claims: map[how][2]string{}}
+	for _, h := range []how{raise, monotonic, once, sequenced} {
+		p.claims[h] = [2]string{p.claimSQL(h, false), p.claimSQL(h, true)}
+	}
+	p.reads[unlocked][0] = "SELECT " + l.readColumns() + " FROM " + l.table.quoted + " WHERE " + l.id + " = $1"
+	p.reads[unlocked][1] = p.reads[unlocked][0]
+	p.reads[shared] = [2]string{p.readSQL("SHARE", false), p.readSQL("SHARE", true)}
+	p.reads[exclusive] = [2]string{p.readSQL("NO KEY UPDATE", false), p.readSQL("NO KEY UPDATE", true)}
+	return p
+}
+
+// $1 is the resource, $2 the bound of the wait.
+func (p *postgres) lockSQL(lock string) string {
+	return "WITH cfg AS (SELECT current_setting('lock_timeout') AS old, set_config('lock_timeout', $2, true) AS new), " +
+		"cur (token, seq, prev_token, prev_seq) AS (SELECT " + p.l.readColumns() + " FROM cfg, " + p.l.table.quoted + " t " +
+		"WHERE t." + p.l.id + " = $1 AND cfg.new <> '' FOR " + lock + " OF t)"
+}
+
+func restoreSQL(keep bool) (column, from string) {
+	if keep {
+		return ", set_config('lock_timeout', cfg.old, true)", ", cfg"
+	}
+	return ", ''", ""
+}
+
+func (p *postgres) readSQL(lock string, keep bool) string {
+	restore, from := restoreSQL(keep)
+	return p.lockSQL(lock) + " SELECT token, seq, prev_token, prev_seq" + restore + " FROM cur" + from
+}
+
+// $3 is the token and $4 the seq. UPDATE takes the newest version of the row, as FOR NO KEY
+// UPDATE does, which nobody can change in between.
+func (p *postgres) claimSQL(h how, keep bool) string {
+	c := claim{how: h, hasSeq: p.l.seq != ""}
+	restore, from := restoreSQL(keep)
+	return p.lockSQL("NO KEY UPDATE") + ", upd AS (UPDATE " + p.l.table.quoted + " t SET " +
+		p.l.set("t.", "$3::bigint", "$4::bigint", "$3::bigint") +
+		" FROM cur WHERE t." + p.l.id + " = $1 AND " + c.condition("cur.token", "cur.seq", "$3::bigint", "$4::bigint") +
+		" AND $4::bigint IS NOT NULL RETURNING 1) " +
+		"SELECT token, seq, prev_token, prev_seq" + restore + ", (SELECT count(*) FROM upd) FROM cur" + from
+}
+
+func (p *postgres) claim(ctx context.Context, h Handle, c *claim, keep bool) (row, bool, error) {
+	var old string
+	var raised int
+	r, err := scan(ctx, h, pick(p.claims[c.how], keep), []any{c.resource, p.wait, c.token, c.seq}, &old, &raised)
+	return r, raised > 0, err
+}
+
+func (p *postgres) read(ctx context.Context, h Handle, resource string, s strength, keep bool) (row, error) {
+	if s == unlocked {
+		return scan(ctx, h, p.reads[s][0], []any{resource})
+	}
+	var old string
+	return scan(ctx, h, pick(p.reads[s], keep), []any{resource, p.wait}, &old)
+}
+
+func pick(pair [2]string, second bool) string {
+	if second {
+		return pair[1]
+	}
+	return pair[0]
+}
+
+func (p *postgres) seed(ctx context.Context, h Handle, resource string) error {
+	_, err := h.ExecContext(ctx, "INSERT INTO "+p.l.table.quoted+" (resource, token, seq, prev_token, prev_seq) "+
+		"VALUES ($1, 0, 0, 0, 0) ON CONFLICT (resource) DO NOTHING", resource)
+	return err
+}
+
+func (p *postgres) count(ctx context.Context, h Handle, key string) (int64, bool, error) {
+	return countReturning(ctx, h, "UPDATE "+p.l.table.quoted+" SET token = token + 1 WHERE resource = $1", key)
+}
+
+const postgresColumnsSQL = `SELECT a.attname::text, format_type(COALESCE(NULLIF(t.typbasetype, 0), t.oid), NULL),
+	EXISTS (SELECT 1 FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique AND i.indpred IS NULL
+		AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum), c.relkind::text
+	FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+	JOIN pg_type t ON t.oid = a.atttypid WHERE c.oid = to_regclass($1::text)`
+
+func (p *postgres) columns(ctx context.Context, h Handle) ([]column, error) {
+	return listColumns(ctx, h, postgresColumnsSQL, []any{p.l.table.quoted}, func(c *column, relkind string) {
+		c.wide = c.typ == "bigint"
+		if relkind != "r" && relkind != "p" {
+			c.trouble = "must be a table, not a view"
+		}
+	})
+}
+
+func (p *postgres) create() []string {
+	return []string{"CREATE TABLE IF NOT EXISTS " + p.l.table.quoted + ` (resource text COLLATE "C" NOT NULL PRIMARY KEY,
+		token bigint NOT NULL, seq bigint NOT NULL, prev_token bigint NOT NULL, prev_seq bigint NOT NULL)`}
+}
+
+// inTx sets a savepoint, which needs a transaction, and takes it away.
+func (p *postgres) inTx(ctx context.Context, h Handle) (bool, error) {
+	_, err := h.ExecContext(ctx, "SAVEPOINT holdfast")
+	if err == nil {
+		_, err = h.ExecContext(ctx, "RELEASE SAVEPOINT holdfast")
+		return true, err
+	}
+	if p.fault(err) == sqlerr.NoTx {
+		return false, nil
+	}
+	return false, err
+}
+
+func (p *postgres) fault(err error) sqlerr.Kind { return sqlerr.PostgreSQL(err) }
+func (p *postgres) bounds() bool                { return true }

@@ -1,0 +1,271 @@
+// Package sqlerr reads the errors of database drivers without importing one: by the methods
+// and fields that pgx, lib/pq, go-sql-driver/mysql, modernc.org/sqlite and mattn/go-sqlite3
+// have, and by the words of SQLite where there is no code.
+package sqlerr
+
+import (
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"io"
+	"net"
+	"reflect"
+	"strings"
+)
+
+// Kind is what an error means.
+type Kind int
+
+const (
+	Unknown     Kind = iota // no database said so, or one that did not say more
+	Refused                 // the database refused, for a reason that is none of the others
+	Retry                   // serialization failure or deadlock: the transaction may be run again
+	LockWait                // a lock was not to be had in time
+	Connection              // the connection broke or could not be made, or the server gave no definite answer
+	NoTable                 // no such table
+	NoColumn                // no such column
+	OutOfRange              // a number that the column cannot hold
+	BadValue                // a text that the type of the column does not take
+	NoTx                    // a transaction is needed, and none is open
+	InTx                    // a transaction is open already
+	Raced                   // another has just made the same table
+	Unavailable             // the server cannot write now: read-only, full, too many connections
+)
+
+// SQLState returns the code of PostgreSQL, and "" for other errors.
+func SQLState(err error) string {
+	var coded interface{ SQLState() string }
+	if errors.As(err, &coded) {
+		return coded.SQLState()
+	}
+	return ""
+}
+
+// PostgreSQL returns the kind of an error of a PostgreSQL driver.
+func PostgreSQL(err error) Kind {
+	state := SQLState(err)
+	if len(state) != 5 {
+		return connection(err)
+	}
+	switch state {
+	case "40001", "40P01":
+		return Retry
+	case "55P03":
+		return LockWait
+	case "42P01", "3F000":
+		return NoTable
+	case "42703":
+		return NoColumn
+	case "22003":
+		return OutOfRange
+	case "22P02", "22007", "22008", "22P05", "22021":
+		return BadValue
+	case "25P01":
+		return NoTx
+	case "42P07", "23505":
+		return Raced
+	case "25006", "53100", "53200", "53300", "57P03":
+		return Unavailable
+	case "25P03", "25P04", "40003":
+		return Connection
+	}
+	switch state[:2] {
+	case "08", "57", "58", "XX":
+		return Connection
+	}
+	return Refused
+}
+
+// MySQLNumber returns the number of an error of MySQL or MariaDB, and 0 for other errors.
+func MySQLNumber(err error) int {
+	v, ok := field(err, "Number")
+	if !ok || !v.CanUint() {
+		return 0
+	}
+	return int(v.Uint())
+}
+
+// MySQL returns the kind of an error of a driver for MySQL or MariaDB.
+func MySQL(err error) Kind {
+	switch n := MySQLNumber(err); n {
+	case 0:
+		if strings.Contains(err.Error(), "invalid connection") {
+			return Connection
+		}
+		return connection(err)
+	case 1213, 1020:
+		return Retry
+	case 1205, 3572: // lock wait timeout, NOWAIT
+		return LockWait
+	case 1146, 1049, 1051:
+		return NoTable
+	case 1054:
+		return NoColumn
+	case 1264, 1690, 167:
+		return OutOfRange
+	case 1292, 1366, 1267:
+		return BadValue
+	case 1568:
+		return InTx
+	case 1050:
+		return Raced
+	case 1040, 1290, 1792, 1836, 1021, 1041, 1114:
+		return Unavailable
+	case 1053, 1080, 1105, 1152, 1158, 1159, 1160, 1161, 1180, 1184, 1194, 1317, 1927, 2006, 2013, 3024, 3169, 4031:
+		return Connection
+	}
+	return Refused
+}
+
+// Result codes of SQLite, see https://www.sqlite.org/rescode.html
+const (
+	SQLiteError        = 1
+	SQLitePerm         = 3
+	SQLiteBusy         = 5
+	SQLiteLocked       = 6
+	SQLiteNoMem        = 7
+	SQLiteReadonly     = 8
+	SQLiteInterrupt    = 9
+	SQLiteIOErr        = 10
+	SQLiteCorrupt      = 11
+	SQLiteFull         = 13
+	SQLiteCantOpen     = 14
+	SQLiteProtocol     = 15
+	SQLiteSchema       = 17
+	SQLiteMismatch     = 20
+	SQLiteAuth         = 23
+	SQLiteNotADB       = 26
+	sqliteBusySnapshot = 517
+)
+
+var sqliteWords = []struct {
+	text string
+	code int
+}{
+	{"no such table", SQLiteError},
+	{"no such column", SQLiteError},
+	{"syntax error", SQLiteError},
+	{"within a transaction", SQLiteError},
+	{"database is locked", SQLiteBusy},
+	{"database table is locked", SQLiteLocked},
+	{"readonly database", SQLiteReadonly},
+	{"disk i/o error", SQLiteIOErr},
+	{"disk image is malformed", SQLiteCorrupt},
+	{"disk is full", SQLiteFull},
+	{"unable to open database", SQLiteCantOpen},
+	{"locking protocol", SQLiteProtocol},
+	{"not a database", SQLiteNotADB},
+}
+
+// SQLiteCode returns the primary result code of an error of SQLite, and 0 for other errors.
+func SQLiteCode(err error) int { return sqliteExtended(err) & 0xff }
+
+func sqliteExtended(err error) int {
+	var coded interface{ Code() int }
+	if errors.As(err, &coded) {
+		return coded.Code()
+	}
+	if v, ok := field(err, "ExtendedCode"); ok && v.CanInt() {
+		return int(v.Int())
+	}
+	text := strings.ToLower(err.Error())
+	for _, w := range sqliteWords {
+		if strings.Contains(text, w.text) {
+			return w.code
+		}
+	}
+	return 0
+}
+
+// SQLiteBusyNow reports whether others keep SQLite from running the statement now.
+func SQLiteBusyNow(err error) bool {
+	switch SQLiteCode(err) {
+	case SQLiteBusy, SQLiteLocked, SQLiteProtocol, SQLiteSchema:
+		return true
+	}
+	return false
+}
+
+// SQLiteNoTable reports whether err says that a table is missing.
+func SQLiteNoTable(err error) bool {
+	return SQLiteCode(err) == SQLiteError && strings.Contains(err.Error(), "no such table")
+}
+
+// SQLite returns the kind of an error of a driver for SQLite.
+func SQLite(err error) Kind {
+	code := sqliteExtended(err)
+	if code == sqliteBusySnapshot {
+		return Retry
+	}
+	if SQLiteBusyNow(err) {
+		return LockWait
+	}
+	switch code & 0xff {
+	case 0:
+		return connection(err)
+	case SQLiteError:
+		return sqliteRefusal(err)
+	case SQLiteMismatch:
+		return BadValue
+	case SQLiteIOErr, SQLiteInterrupt:
+		return Connection
+	case SQLiteFull, SQLiteReadonly, SQLiteCantOpen, SQLiteNoMem:
+		return Unavailable
+	}
+	if strings.Contains(err.Error(), "cannot store REAL value") {
+		return OutOfRange
+	}
+	return Refused
+}
+
+// sqliteRefusal reads the words of an error that has the most general code.
+func sqliteRefusal(err error) Kind {
+	text := err.Error()
+	switch {
+	case strings.Contains(text, "no such table"), strings.Contains(text, "unknown database"):
+		return NoTable
+	case strings.Contains(text, "no such column"):
+		return NoColumn
+	case strings.Contains(text, "within a transaction"):
+		return InTx
+	case strings.Contains(text, "already exists"):
+		return Raced
+	case strings.Contains(text, "integer overflow"):
+		return OutOfRange
+	}
+	return Refused
+}
+
+func connection(err error) Kind {
+	var network net.Error
+	if errors.Is(err, driver.ErrBadConn) || errors.Is(err, sql.ErrConnDone) || errors.Is(err, io.EOF) ||
+		errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) || errors.As(err, &network) {
+		return Connection
+	}
+	return Unknown
+}
+
+// field returns the field of the first struct in the tree of err that has it.
+func field(err error, name string) (v reflect.Value, ok bool) {
+	for err != nil {
+		if v := reflect.Indirect(reflect.ValueOf(err)); v.Kind() == reflect.Struct {
+			if f := v.FieldByName(name); f.IsValid() {
+				return f, true
+			}
+		}
+		switch u := err.(type) {
+		case interface{ Unwrap() error }:
+			err = u.Unwrap()
+		case interface{ Unwrap() []error }:
+			for _, e := range u.Unwrap() {
+				if v, ok := field(e, name); ok {
+					return v, true
+				}
+			}
+			return reflect.Value{}, false
+		default:
+			return reflect.Value{}, false
+		}
+	}
+	return reflect.Value{}, false
+}
