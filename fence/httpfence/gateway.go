@@ -31,9 +31,8 @@ type GatewayOptions struct {
 	// itself, since a request that is cut off may still be at work. 0 = 1 min.
 	UpstreamTimeout time.Duration
 
-	// Transport makes the requests to the service. It must not send a request twice that may
-	// have been carried out. nil: a transport of the gateway's own that uses no proxy and keeps
-	// enough idle connections.
+	// Transport makes the requests to the service. nil: a transport of the gateway's own that
+	// uses no proxy and keeps enough idle connections.
 	Transport http.RoundTripper
 
 	// Failed is told of each request whose answer did not come from the service, or not whole.
@@ -93,12 +92,11 @@ func NewGateway(o GatewayOptions) (*Gateway, error) {
 	}
 	upstream := *o.Upstream
 	g.proxy = &httputil.ReverseProxy{
-		Rewrite:        func(pr *httputil.ProxyRequest) { rewrite(pr, &upstream) },
-		Transport:      o.Transport,
-		BufferPool:     &buffers{},
-		ErrorLog:       log.New(io.Discard, "", 0), // Failed is told instead
-		ModifyResponse: watch,
-		ErrorHandler:   answerFailure,
+		Rewrite:      func(pr *httputil.ProxyRequest) { rewrite(pr, &upstream) },
+		Transport:    &carrier{o.Transport},
+		BufferPool:   &buffers{},
+		ErrorLog:     log.New(io.Discard, "", 0), // Failed is told instead
+		ErrorHandler: answerFailure,
 	}
 	return g, nil
 }
@@ -113,7 +111,7 @@ func newTransport() *http.Transport {
 
 // CloseIdleConnections does what its name says to the transport, where that can.
 func (g *Gateway) CloseIdleConnections() {
-	if c, ok := g.proxy.Transport.(interface{ CloseIdleConnections() }); ok {
+	if c, ok := g.proxy.Transport.(*carrier).RoundTripper.(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()
 	}
 }
@@ -131,7 +129,6 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if t != 0 {
 		leave, err := g.gate.Enter(ctx, resource, t)
 		if err != nil {
-			p.over = true
 			refuse(w, err)
 			return
 		}
@@ -164,6 +161,7 @@ func (g *Gateway) tell(r *http.Request, p *passage) {
 type passage struct {
 	resource string
 	token    fence.Token // zero: not guarded
+	sent     bool        // to the transport
 	over     bool        // the service does no more about it
 	err      error       // why not
 }
@@ -204,15 +202,22 @@ func (s *sent) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// watch makes sure that the answer is read to its end.
-func watch(resp *http.Response) error {
-	p := passageOf(resp.Request)
-	if resp.StatusCode == http.StatusSwitchingProtocols {
-		p.over = true // when the connection has ended, and with it the call of the proxy
-		return nil
+// carrier passes requests on, and makes sure that answers are read to their end.
+type carrier struct{ http.RoundTripper }
+
+func (c *carrier) RoundTrip(r *http.Request) (*http.Response, error) {
+	p := passageOf(r)
+	p.sent = true
+	resp, err := c.RoundTripper.RoundTrip(r)
+	switch {
+	case err != nil:
+		return nil, err
+	case resp.StatusCode == http.StatusSwitchingProtocols:
+		p.over = true // once the connection has ended, and with it the call of the proxy
+	default:
+		resp.Body = &received{resp.Body, p}
 	}
-	resp.Body = &received{resp.Body, p}
-	return nil
+	return resp, nil
 }
 
 // received is the body of an answer.
@@ -244,34 +249,37 @@ func (b *received) Close() error {
 // answerFailure answers a request that the service did not answer.
 func answerFailure(w http.ResponseWriter, r *http.Request, err error) {
 	p := passageOf(r)
-	p.err = err
-	var tooLarge *http.MaxBytesError
-	body, _ := r.Body.(*sent)
-	status := http.StatusBadGateway
-	switch {
-	case errors.As(err, &tooLarge):
-		status = http.StatusRequestEntityTooLarge
-	case body != nil && body.broken.Load():
-		status = http.StatusBadRequest
-	case errors.Is(err, context.DeadlineExceeded):
-		status = http.StatusGatewayTimeout
-	}
-	p.over = notSent(r, err)
+	p.err, p.over = err, notSent(p, r, err)
 	kind := fence.ErrUncertain
-	if p.over || guarded(r) == false {
+	if p.over || !guarded(r) {
 		kind = fence.ErrUnavailable
 	}
 	answer := kindOf(kind).problem(p.resource)
-	answer.Status = status
+	answer.Status = failureStatus(p, r, err)
 	write(w, answer)
 }
 
+func failureStatus(p *passage, r *http.Request, err error) int {
+	var tooLarge *http.MaxBytesError
+	var timeout net.Error
+	body, _ := r.Body.(*sent)
+	switch {
+	case errors.As(err, &tooLarge):
+		return http.StatusRequestEntityTooLarge
+	case !p.sent || body != nil && body.broken.Load():
+		return http.StatusBadRequest
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return http.StatusGatewayTimeout
+	}
+	return http.StatusBadGateway
+}
+
 // notSent reports whether the request has not reached the service for certain: there was no
-// connection. One that the transport may have sent before, on another connection, has.
-func notSent(r *http.Request, err error) bool {
+// connection. One that the transport may have sent before, on another connection, may have.
+func notSent(p *passage, r *http.Request, err error) bool {
 	var op *net.OpError
 	again := !guarded(r) || r.Header["Idempotency-Key"] != nil || r.Header["X-Idempotency-Key"] != nil
-	return !again && errors.As(err, &op) && op.Op == "dial"
+	return !p.sent || !again && errors.As(err, &op) && op.Op == "dial"
 }
 
 // buffers are for the bodies of answers.
