@@ -80,13 +80,29 @@ func ended(ctx context.Context, last error) error {
 	return fmt.Errorf("sqlfence: %w: nothing was written; last: %w", err, last)
 }
 
+// seenError is a stale answer before the holder is told, which is done with nothing held.
+type seenError struct {
+	c    *claim
+	seen int64
+}
+
+func (e *seenError) Error() string { return "stale" }
+
+// tell makes the answer of what is refused as stale.
+func tell(ctx context.Context, err error) error {
+	if e, ok := err.(*seenError); ok {
+		return fence.Stale(ctx, e.c.resource, fence.Token(e.c.token), fence.Token(e.seen))
+	}
+	return err
+}
+
 // refusal is the answer to a claim that does not pass r, nil where there is nothing to do.
-func (g *Guard) refusal(ctx context.Context, c *claim, r row) error {
+func refusal(c *claim, r row) error {
 	switch {
 	case !r.exists:
 		return &fence.Error{Kind: fence.ErrNoResource, Resource: c.resource}
 	case r.token > c.token:
-		return fence.Stale(ctx, c.resource, fence.Token(c.token), fence.Token(r.token))
+		return &seenError{c, r.token}
 	case c.standing(r):
 		return nil
 	case r.token == c.token:

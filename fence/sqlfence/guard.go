@@ -115,6 +115,10 @@ func (g *Guard) run(ctx context.Context, cs []*claim, fn func(*sql.Tx) error) er
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	return tell(ctx, g.inTurn(ctx, cs, fn))
+}
+
+func (g *Guard) inTurn(ctx context.Context, cs []*claim, fn func(*sql.Tx) error) error {
 	leave, err := g.turns.take(ctx, g.lockWait, cs)
 	if err != nil {
 		return err
@@ -183,13 +187,13 @@ func (g *Guard) ClaimIn(ctx context.Context, h Handle, marks ...Mark) error {
 			case ok:
 				return nil
 			case r.exists || !g.l.own:
-				return g.refusal(ctx, c, r)
+				return refusal(c, r)
 			}
 			if what, err := g.seed(ctx, h, c.resource); what != reenter {
 				return g.inside(ctx, c.resource, err)
 			}
 		}
-		return g.refusal(ctx, c, row{})
+		return refusal(c, row{})
 	})
 }
 
@@ -225,13 +229,15 @@ func (g *Guard) in(ctx context.Context, h Handle, marks []Mark, how how, do func
 	if err := g.transactional(ctx, h); err != nil {
 		return err
 	}
-	if err := g.checked(ctx, h); err != nil {
-		return g.inside(ctx, "", err)
-	}
 	for _, c := range cs {
 		if err := do(c); err != nil {
-			return err
+			return tell(ctx, err)
 		}
+	}
+	// Not before: the check reads, and at REPEATABLE READ what is read later is as old as
+	// the first read.
+	if err := g.checked(ctx, h); err != nil {
+		return g.inside(ctx, "", err)
 	}
 	return nil
 }

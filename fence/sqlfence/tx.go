@@ -174,7 +174,7 @@ func (g *Guard) attempt(ctx context.Context, cs []*claim, fn func(*sql.Tx) error
 			return g.seed(ctx, g.db, c.resource)
 		case !c.standing(r):
 			tx.rollback(ctx)
-			return finish, g.refusal(ctx, c, r)
+			return finish, refusal(c, r)
 		}
 	}
 	if fn != nil {
