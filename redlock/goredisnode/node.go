@@ -48,7 +48,7 @@ func New(client any) (redlock.Node, error) {
 		}
 		return NewNamed(strings.Join(slices.Sorted(slices.Values(c.Options().Addrs)), ","), c)
 	}
-	return refuse(client)
+	return nil, unfit(client)
 }
 
 // failoverAddr is what go-redis has for an address in clients that ask a Sentinel.
@@ -71,11 +71,11 @@ func NewNamed(name string, client any) (redlock.Node, error) {
 			return &cluster{name: name, client: c}, nil
 		}
 	}
-	return refuse(client)
+	return nil, unfit(client)
 }
 
-func refuse(client any) (redlock.Node, error) {
-	return nil, &store.InvalidError{Field: "node", Value: fmt.Sprintf("%T", client),
+func unfit(client any) error {
+	return &store.InvalidError{Field: "node", Value: fmt.Sprintf("%T", client),
 		Rule: "must be a *redis.Client or a *redis.ClusterClient of go-redis v9, not nil"}
 }
 

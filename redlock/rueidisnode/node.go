@@ -131,12 +131,16 @@ func many(ctx context.Context, client rueidis.Client, calls []redlock.Call, repl
 	}
 }
 
+// The first key decides where a script goes. rueidis panics where it is told of another slot; the
+// server answers CROSSSLOT.
 func evalsha(client rueidis.Client, c *redlock.Call) rueidis.Completed {
-	return client.B().Evalsha().Sha1(c.Script.SHA1).Numkeys(int64(len(c.Keys))).Key(c.Keys...).Arg(c.Args...).Build()
+	first := min(1, len(c.Keys))
+	return client.B().Evalsha().Sha1(c.Script.SHA1).Numkeys(int64(len(c.Keys))).Key(c.Keys[:first]...).Arg(c.Keys[first:]...).Arg(c.Args...).Build()
 }
 
 func eval(client rueidis.Client, c *redlock.Call) rueidis.Completed {
-	return client.B().Eval().Script(c.Script.Text).Numkeys(int64(len(c.Keys))).Key(c.Keys...).Arg(c.Args...).Build()
+	first := min(1, len(c.Keys))
+	return client.B().Eval().Script(c.Script.Text).Numkeys(int64(len(c.Keys))).Key(c.Keys[:first]...).Arg(c.Keys[first:]...).Arg(c.Args...).Build()
 }
 
 // unknown says that the server does not have the script of a call that may be sent whole.

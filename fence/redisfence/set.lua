@@ -1,0 +1,2 @@
+-- KEYS key; ARGV value [, 'PX', ms]
+return redis.pcall('SET', KEYS[1], unpack(ARGV))
