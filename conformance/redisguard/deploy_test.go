@@ -1,12 +1,17 @@
 package redisguard_test
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+	"github.com/redis/rueidis"
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/conformance/internal/kit"
@@ -15,6 +20,8 @@ import (
 	"github.com/holdfast-go/holdfast/fence/fencetest"
 	"github.com/holdfast-go/holdfast/fence/redisfence"
 	"github.com/holdfast-go/holdfast/redlock"
+	"github.com/holdfast-go/holdfast/redlock/goredisnode"
+	"github.com/holdfast-go/holdfast/redlock/rueidisnode"
 	"github.com/holdfast-go/holdfast/servertest"
 )
 
@@ -147,6 +154,61 @@ func TestClusterDown(t *testing.T) {
 		})
 		want(t, "Set", g.Set(t.Context(), r, 5, r, "x", 0), fence.ErrUnavailable, "CLUSTERDOWN")
 		want(t, "Claim", g.Claim(t.Context(), r, 6), fence.ErrUnavailable, "CLUSTERDOWN")
+	})
+}
+
+// A Cluster client does not send a script again either, when its reply is lost with the connection.
+func TestClusterLosesReplies(t *testing.T) {
+	each(t, func(t *testing.T, c client) {
+		servers := servertest.RedisCluster(t, 2)
+		proxies := map[string]*servertest.Proxy{}
+		for _, s := range servers {
+			proxies[s.Addr()] = servertest.NewProxy(t, s.Addr())
+		}
+		dial := func(ctx ctx, addr string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "tcp", proxies[addr].Addr())
+		}
+		var eval redisfence.Eval
+		if c.name == "goredis" {
+			client := goredis.NewClusterClient(&goredis.ClusterOptions{Addrs: kit.Addrs(servers),
+				Dialer: func(ctx ctx, _, addr string) (net.Conn, error) { return dial(ctx, addr) }})
+			t.Cleanup(func() { client.Close() })
+			eval = made(t)(goredisnode.Eval(client))
+		} else {
+			client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: kit.Addrs(servers), DisableCache: true,
+				DialCtxFn: func(ctx ctx, addr string, _ *net.Dialer, _ *tls.Config) (net.Conn, error) { return dial(ctx, addr) }})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(client.Close)
+			eval = made(t)(rueidisnode.Eval(client))
+		}
+		g := guardWith(t, eval, time.Second)
+		s := serverOf(t, servers, "r")
+		proxy := proxies[s.Addr()]
+		lost := 0
+		for range kit.Count(5, 100) {
+			servertest.Eventually(t, patience, func() error { _, err := g.IncrBy(t.Context(), "r", 1, "r", 1); return err })
+			rig.Must(t, s, "SET", "r", "0")
+			dropped := proxy.Counts().Dropped
+			proxy.DropReplies()
+			time.AfterFunc(200*time.Millisecond, func() { proxy.Reset(); proxy.Heal() })
+			_, err := g.IncrBy(t.Context(), "r", 1, "r", 1)
+			servertest.Eventually(t, patience, func() error { return g.Claim(t.Context(), "r", 1) }) // it has healed
+			v := value(t, s, "r")
+			switch {
+			case v == "1" && errors.Is(err, fence.ErrUncertain) && proxy.Counts().Dropped > dropped:
+				lost++
+			case v == "1" && err == nil, v == "0" && err != nil: // the reply, or not even the request, went through
+			default:
+				t.Errorf("applied %v times: %v", v, err)
+			}
+		}
+		if lost == 0 {
+			t.Error("no reply was lost")
+		}
+		t.Logf("%d replies lost", lost)
 	})
 }
 

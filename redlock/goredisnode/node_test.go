@@ -96,6 +96,10 @@ func TestRefusedClients(t *testing.T) {
 				t.Errorf("%s(%T): %v, %v", name, client, n, err)
 			}
 		}
+		var invalid *store.InvalidError
+		if eval, err := goredisnode.Eval(client); eval != nil || !errors.As(err, &invalid) {
+			t.Errorf("Eval(%T): %v", client, err)
+		}
 	}
 	c := redis.NewClient(&redis.Options{})
 	defer c.Close()

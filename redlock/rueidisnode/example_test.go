@@ -8,6 +8,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/fence/redisfence"
 	"github.com/holdfast-go/holdfast/redlock"
 	"github.com/holdfast-go/holdfast/redlock/rueidisnode"
 )
@@ -41,6 +42,31 @@ func Example() {
 	}
 	// A release returns when a quorum has answered. A program that ends waits for the rest.
 	if err := store.Settle(context.Background()); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// The guard over a client, or over a [rueidisnode.Conn]: redisfence.New(conn.Eval, ...).
+func ExampleEval() {
+	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{"10.0.0.1:6379"}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
+	eval, err := rueidisnode.Eval(client)
+	if err != nil {
+		log.Fatal(err)
+	}
+	guard, err := redisfence.New(eval, redisfence.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	var lease *holdfast.Lease // of a Locker
+	ctx := lease.Context(context.Background())
+	if err := guard.Claim(ctx, "balance/123", lease.Token()); err != nil {
+		log.Fatal(err) // before the first read
+	}
+	if err := guard.Set(ctx, "balance/123", lease.Token(), "balance/123", "42", 0); err != nil {
 		log.Fatal(err)
 	}
 }

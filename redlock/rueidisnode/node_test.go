@@ -139,7 +139,8 @@ func TestRefused(t *testing.T) {
 	_, errNamedNil := rueidisnode.NewNamed("x", nil)
 	_, errNoAddr := rueidisnode.Dial(rueidis.ClientOption{})
 	_, errNoName := rueidisnode.NewNamed("", newClient(t, options(servertest.Redis(t).Addr())))
-	for _, err := range []error{errNil, errNamedNil, errNoAddr, errNoName} {
+	_, errNoClient := rueidisnode.Eval(nil)
+	for _, err := range []error{errNil, errNamedNil, errNoAddr, errNoName, errNoClient} {
 		var invalid *store.InvalidError
 		if !errors.As(err, &invalid) || !errors.Is(err, store.ErrInvalid) {
 			t.Errorf("error %v", err)
