@@ -96,6 +96,9 @@ func (c *Certs) Config(t testing.TB) *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: c.pool, Certificates: []tls.Certificate{pair}}
 }
 
+// Server names the files of the servers' certificate and of its key.
+func (c *Certs) Server() (cert, key string) { return c.server[0], c.server[1] }
+
 // WithTLS gives the server a port with TLS beside the plain one; see [RedisServer.TLSAddr]. It
 // asks clients for no certificate unless Config("tls-auth-clients", "yes") follows.
 func WithTLS(c *Certs) RedisOption {

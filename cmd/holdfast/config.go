@@ -33,6 +33,7 @@ type config struct {
 	stores []storeSpec
 	ttl    time.Duration
 	label  string
+	marks  *marksSpec
 }
 
 // loadConfig reads the configuration file, if there is one. What is wrong with it is an
@@ -50,12 +51,15 @@ func loadConfig() (config, error) {
 	if err != nil {
 		return config{}, err
 	}
-	for _, s := range c.stores {
-		if s.secret() && mode&0o004 != 0 && runtime.GOOS != "windows" {
-			return config{}, refuseConfig(path, "holds a password and everybody can read it: chmod o-r, or name a password-file in the URL")
-		}
+	if c.secret() && mode&0o004 != 0 && runtime.GOOS != "windows" {
+		return config{}, refuseConfig(path, "holds a password and everybody can read it: chmod o-r, or name a password-file in the URL")
 	}
 	return c, nil
+}
+
+// secret reports whether a URL holds a password itself.
+func (c config) secret() bool {
+	return slices.ContainsFunc(c.stores, func(s storeSpec) bool { return s.secret() }) || c.marks != nil && c.marks.secret()
 }
 
 // configure takes what the configuration file says for flags that are not given.
@@ -140,7 +144,7 @@ func refuseConfig(path, rule string) error {
 	return &store.InvalidError{Field: "configuration file", Value: path, Rule: rule}
 }
 
-const configKeys = "there are store, ttl, max-ttl, trust-restarts and label"
+const configKeys = "there are store, ttl, max-ttl, trust-restarts, label and marks"
 
 // parseConfig reads the text of a file that path names for people.
 func parseConfig(path string, text []byte) (config, error) {
@@ -210,6 +214,8 @@ func (p *configParser) take(key string) (rule string) {
 		}
 	case "store":
 		rule = p.takeStores(v)
+	case "marks":
+		rule = p.takeMarks(v)
 	default:
 		rule = "is no key; " + configKeys
 	}
@@ -256,6 +262,23 @@ func (p *configParser) takeStores(v any) (rule string) {
 	if err := checkJoined(p.stores); err != nil {
 		return "is refused: " + err.Error()
 	}
+	return ""
+}
+
+// takeMarks takes the URL of marks.
+func (p *configParser) takeMarks(v any) (rule string) {
+	text, ok := v.(string)
+	if !ok {
+		return `must be a URL, such as "file:/var/lib/backup/marks"`
+	}
+	s, err := parseMarks(text)
+	if err == nil {
+		err = s.fromFile(0, false)
+	}
+	if err != nil {
+		return "is refused: " + err.Error()
+	}
+	p.marks = &s
 	return ""
 }
 

@@ -44,8 +44,11 @@ func usage(format string, args ...any) error {
 	return &exit{exitUsage, fmt.Errorf(format, args...)}
 }
 
-// failure gives err the exit code that belongs to its kind.
+// failure gives err the exit code that belongs to its kind, unless it has one.
 func failure(err error) error {
+	if e, ok := err.(*exit); ok {
+		return e
+	}
 	if errors.Is(err, store.ErrInvalid) {
 		return &exit{exitUsage, err}
 	}
@@ -109,7 +112,7 @@ func rootCommand() *cobra.Command {
 	}
 	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(runCommand(), benchCommand(), acquireCommand(), extendCommand(), releaseCommand(), statusCommand(), listCommand(), breakCommand(),
-		completionCommand(), manCommand(), versionCommand())
+		fenceCommand(), gatewayCommand(), completionCommand(), manCommand(), versionCommand())
 	root.InitDefaultHelpCmd()
 	for _, c := range root.Commands() {
 		if c.Name() == "help" { // cobra's own shows another page where there is no such verb, and succeeds

@@ -24,6 +24,7 @@ type redisSpec struct {
 	master         string // of a Sentinel deployment
 	user, password string
 	db             int
+	database       string        // of SQL marks
 	maxTTL         time.Duration // zero where the URL does not say
 	trustRestarts  *bool         // nil where the URL does not say
 
@@ -282,14 +283,20 @@ func (s storeSpec) urlPath() string {
 	if s.isSentinel() {
 		path = "/" + url.PathEscape(s.master)
 	}
-	if s.db != 0 {
+	switch {
+	case s.db != 0:
 		path += "/" + strconv.Itoa(s.db)
+	case s.database != "":
+		path += "/" + url.PathEscape(s.database)
 	}
 	return path
 }
 
 // hostList writes the servers: a zone's % is escaped.
 func hostList(addrs string) string {
+	if addrs == "" {
+		return ""
+	}
 	hosts := strings.Split(addrs, ",")
 	for i, h := range hosts {
 		u := url.URL{Scheme: "redis", Host: h}
@@ -298,15 +305,19 @@ func hostList(addrs string) string {
 	return strings.Join(hosts, ",")
 }
 
-func (s storeSpec) redisURL(maxTTL time.Duration, trust bool) string {
-	text := s.scheme + "://"
+// userinfo is what stands before the hosts of a URL.
+func userinfo(user, password string) string {
 	switch {
-	case s.password != "":
-		text += url.UserPassword(s.user, s.password).String() + "@"
-	case s.user != "":
-		text += url.User(s.user).String() + "@"
+	case password != "":
+		return url.UserPassword(user, password).String() + "@"
+	case user != "":
+		return url.User(user).String() + "@"
 	}
-	text += hostList(s.addrs) + s.urlPath()
+	return ""
+}
+
+func (s storeSpec) redisURL(maxTTL time.Duration, trust bool) string {
+	text := s.scheme + "://" + userinfo(s.user, s.password) + hostList(s.addrs) + s.urlPath()
 	q := url.Values{}
 	if maxTTL != 0 {
 		q.Set("max-ttl", maxTTL.String())

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -50,6 +51,7 @@ The configuration file is $HOLDFAST_CONFIG, else holdfast/config.toml in $XDG_CO
   label = "TEXT"           --label
   max-ttl = "30s"          of the file's store
   trust-restarts = true    of the file's store
+  marks = "URL"            --marks of holdfast fence
 One that holds a password must not be readable by everybody.`
 
 // storeFlags say which store, and what belongs to its deployment.
@@ -162,6 +164,7 @@ func checkJoined(specs []storeSpec) error {
 type storeSpec struct {
 	scheme string // one of schemes
 	path   string // of the SQLite file
+	field  string // what it is the URL of, for errors; empty for a store
 	redisSpec
 }
 
@@ -169,14 +172,14 @@ const schemes = "sqlite:PATH, redis://HOST, redis+sentinel://HOST,HOST/MASTER, r
 
 // shown is the store as people may see it: without user, password and parameters.
 func (s storeSpec) shown() string {
-	if s.scheme == "sqlite" {
-		return "sqlite:" + escapePath(s.path)
+	if s.path != "" {
+		return s.scheme + ":" + escapePath(s.path)
 	}
 	return s.scheme + "://" + hostList(s.addrs) + s.urlPath()
 }
 
 func (s storeSpec) refuse(rule string) error {
-	return &store.InvalidError{Field: "store", Value: s.shown(), Rule: rule}
+	return &store.InvalidError{Field: cmp.Or(s.field, "store"), Value: s.shown(), Rule: rule}
 }
 
 // hideSecrets cuts user, password and parameters out of a URL, which need not be valid.
@@ -224,26 +227,36 @@ func parseStore(raw string) (storeSpec, error) {
 type refuseFunc = func(rule string) (storeSpec, error)
 
 // parseSQLite reads what follows "sqlite:".
-func parseSQLite(path string, refuse refuseFunc) (storeSpec, error) {
+func parseSQLite(rest string, refuse refuseFunc) (storeSpec, error) {
+	path, rule := parsePath("sqlite", rest)
+	if rule != "" {
+		return refuse(rule)
+	}
+	return storeSpec{scheme: "sqlite", path: path}, nil
+}
+
+// parsePath reads the path of a file behind a scheme and its colon, and returns the rule that it
+// breaks.
+func parsePath(scheme, path string) (_, rule string) {
 	if after, ok := strings.CutPrefix(path, "//"); ok {
 		if !strings.HasPrefix(after, "/") {
-			return refuse("a file has no host: write sqlite:PATH, or sqlite:///PATH with a path from the root")
+			return "", "a file has no host: write " + scheme + ":PATH, or " + scheme + ":///PATH with a path from the root"
 		}
 		path = after
 	}
 	if strings.ContainsAny(path, "?#") {
-		return refuse("has no parameters; in a path write ? as %3F and # as %23")
+		return "", "has no parameters; in a path write ? as %3F and # as %23"
 	}
 	path, err := url.PathUnescape(path)
 	switch {
 	case err != nil:
-		return refuse("its path cannot be read: write % as %25")
+		return "", "its path cannot be read: write % as %25"
 	case path == "":
-		return refuse("names no file")
+		return "", "names no file"
 	case strings.IndexByte(path, 0) >= 0:
-		return refuse("a path has no NUL")
+		return "", "a path has no NUL"
 	}
-	return storeSpec{scheme: "sqlite", path: path}, nil
+	return path, ""
 }
 
 // escapePath writes a path so that splitStores and parseSQLite read it.
