@@ -26,7 +26,8 @@ type engine interface {
 	// session's settings as they were, and is for the caller's own transaction.
 	claim(ctx context.Context, h Handle, c *claim, keep bool) (r row, ok bool, err error)
 	read(ctx context.Context, h Handle, resource string, s strength, keep bool) (row, error)
-	// seed makes the row of a resource in the own table, where it is missing.
+	// seed makes the row of a resource in the own table, where it is missing. It needs no
+	// transaction.
 	seed(ctx context.Context, h Handle, resource string) error
 
 	// count adds one to the token of a row of the own table, and returns it; ok is false where

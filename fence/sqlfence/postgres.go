@@ -30,10 +30,11 @@ func newPostgres(l layout, lockWait time.Duration) *postgres {
 	return p
 }
 
+const cfgSQL = "cfg AS (SELECT current_setting('lock_timeout') AS old, set_config('lock_timeout', $2, true) AS new)"
+
 // $1 is the resource, $2 the bound of the wait.
 func (p *postgres) lockSQL(lock string) string {
-	return "WITH cfg AS (SELECT current_setting('lock_timeout') AS old, set_config('lock_timeout', $2, true) AS new), " +
-		"cur (token, seq, prev_token, prev_seq) AS (SELECT " + p.l.readColumns() + " FROM cfg, " + p.l.table.quoted + " t " +
+	return "WITH " + cfgSQL + ", cur (token, seq, prev_token, prev_seq) AS (SELECT " + p.l.readColumns() + " FROM cfg, " + p.l.table.quoted + " t " +
 		"WHERE t." + p.l.id + " = $1 AND cfg.new <> '' FOR " + lock + " OF t)"
 }
 
@@ -84,9 +85,11 @@ func pick(pair [2]string, second bool) string {
 }
 
 func (p *postgres) seed(ctx context.Context, h Handle, resource string) error {
-	_, err := h.ExecContext(ctx, "INSERT INTO "+p.l.table.quoted+" (resource, token, seq, prev_token, prev_seq) "+
-		"VALUES ($1, 0, 0, 0, 0) ON CONFLICT (resource) DO NOTHING", resource)
-	return err
+	var old string
+	return h.QueryRowContext(ctx, "WITH "+cfgSQL+", made AS (INSERT INTO "+p.l.table.quoted+
+		" (resource, token, seq, prev_token, prev_seq) SELECT $1, 0, 0, 0, 0 FROM cfg WHERE new <> '' "+
+		"ON CONFLICT (resource) DO NOTHING RETURNING 1) "+
+		"SELECT set_config('lock_timeout', cfg.old, true) FROM cfg, (SELECT count(*) FROM made) n", resource, p.wait).Scan(&old)
 }
 
 func (p *postgres) count(ctx context.Context, h Handle, key string) (int64, bool, error) {

@@ -104,4 +104,6 @@ func (s *sqlite) inTx(ctx context.Context, h Handle) (bool, error) {
 }
 
 func (s *sqlite) fault(err error) sqlerr.Kind { return sqlerr.SQLite(err) }
-func (s *sqlite) bounds() bool                { return true }
+
+// bounds is false: the driver may have its own, longer wait.
+func (s *sqlite) bounds() bool { return false }

@@ -89,9 +89,6 @@ func MySQLNumber(err error) int {
 func MySQL(err error) Kind {
 	switch n := MySQLNumber(err); n {
 	case 0:
-		if strings.Contains(err.Error(), "invalid connection") {
-			return Connection
-		}
 		return connection(err)
 	case 1213, 1020:
 		return Retry
@@ -236,8 +233,12 @@ func sqliteRefusal(err error) Kind {
 	return Refused
 }
 
+// connection knows what drivers say of a connection that has ended: pgx, and go-sql-driver.
 func connection(err error) Kind {
 	var network net.Error
+	if text := err.Error(); strings.Contains(text, "conn closed") || strings.Contains(text, "invalid connection") {
+		return Connection
+	}
 	if errors.Is(err, driver.ErrBadConn) || errors.Is(err, sql.ErrConnDone) || errors.Is(err, io.EOF) ||
 		errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) || errors.As(err, &network) {
 		return Connection
