@@ -16,13 +16,12 @@ import (
 // not.
 func ByPath(r *http.Request) (string, error) {
 	p := r.URL.Path
-	if n := len(p) - 1; n > 0 && p[n] == '/' {
-		p = p[:n]
+	plain := path.Clean(p)
+	slash := plain != "/" && p == plain+"/"
+	if !strings.HasPrefix(p, "/") || p != plain && !slash || strings.Contains(p, `\`) || strings.Contains(strings.ToLower(r.URL.RawPath), "%2f") {
+		return "", invalidResource(p, "the path must be absolute and plain: no empty segment, dot segment, encoded slash or backslash")
 	}
-	if p == "" || p[0] != '/' || path.Clean(p) != p || strings.ContainsRune(p, '\\') || strings.Contains(strings.ToLower(r.URL.RawPath), "%2f") {
-		return "", invalidResource(r.URL.Path, "the path must be absolute and plain: no empty segment, dot segment, encoded slash or backslash")
-	}
-	return p, nil
+	return plain, nil
 }
 
 // ByHeader names the resource by a header of the request, which must come once. The service
