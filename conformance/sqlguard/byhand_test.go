@@ -94,11 +94,34 @@ func (x tables) reset(t testing.TB, missing bool) {
 	}
 }
 
-// newRun puts the two sessions together. Their pools are made by pool.
-func newRun(t testing.TB, d *database, c config, x tables, pool func(name string) *sql.DB) *run {
+// pool is a session's connections, and how often SQLite told them that it is locked.
+type pool struct {
+	db   *sql.DB
+	busy func() int64
+}
+
+// newPools makes one for each session, by name.
+func newPools(d *database, c config, x tables) map[string]pool {
+	pools := map[string]pool{}
+	for _, name := range []string{"O", "N"} {
+		switch d.engine {
+		case postgres:
+			pools[name] = pool{db: d.open("", "application_name="+name+x.suffix)}
+		case mariadb:
+			pools[name] = pool{db: d.open("", c.params)}
+		case sqlite3:
+			db, l := d.openLossy(c.params + "&_pragma=busy_timeout(0)")
+			pools[name] = pool{db, l.busy.Load}
+		}
+	}
+	return pools
+}
+
+// newRun puts the two sessions together.
+func newRun(t testing.TB, d *database, c config, x tables, pools map[string]pool) *run {
 	r := &run{t: t, d: d, c: c, tables: x, sessions: map[string]*session{}}
 	for _, s := range []*session{{name: "O", token: 33, number: 10}, {name: "N", token: 34, number: 1}} {
-		s.run, s.db = r, pool(s.name)
+		s.run, s.db, s.busy = r, pools[s.name].db, pools[s.name].busy
 		r.sessions[s.name] = s
 	}
 	return r

@@ -97,9 +97,9 @@ func (d *database) dsn(addr, params string) (driver, dsn string) {
 		return "mysql", d.server.DSN(addr) + "?" + params
 	}
 	// The file outlives this process only; a sync would show nothing.
-	query := "_pragma=busy_timeout(5000)&_pragma=synchronous(OFF)"
-	if params != "" {
-		query += "&" + params
+	query := "_pragma=synchronous(OFF)&" + params
+	if !strings.Contains(params, "busy_timeout") { // the driver goes by the first one
+		query += "&_pragma=busy_timeout(5000)"
 	}
 	return "sqlite", (&url.URL{Scheme: "file", Path: d.path, RawQuery: query}).String()
 }

@@ -1,7 +1,6 @@
 package sqlguard_test
 
 import (
-	"database/sql"
 	"fmt"
 	"strings"
 	"sync"
@@ -38,19 +37,6 @@ func eachConfig(t *testing.T, f func(t *testing.T, i int, d *database, c config,
 			})
 		}
 	})
-}
-
-// pools are one pool for each session, by name.
-func pools(d *database, c config, x tables) func(name string) *sql.DB {
-	pools := map[string]*sql.DB{}
-	for _, name := range []string{"O", "N"} {
-		params := c.params
-		if d.engine == postgres {
-			params = "application_name=" + name + x.suffix
-		}
-		pools[name] = d.open("", params)
-	}
-	return func(name string) *sql.DB { return pools[name] }
 }
 
 // matrix collects what each schedule came to in each configuration.
@@ -107,10 +93,10 @@ func (m *matrix) String() string {
 func TestSchedulesByHand(t *testing.T) {
 	var m matrix
 	eachConfig(t, func(t *testing.T, i int, d *database, c config, x tables) {
-		pool := pools(d, c, x)
+		pools := newPools(d, c, x)
 		for _, s := range schedules {
 			x.reset(t, s.missing)
-			r := newRun(t, d, c, x, pool)
+			r := newRun(t, d, c, x, pools)
 			r.checker = byHand{}
 			got := r.play(ops(s.steps))
 			m.put(s.name, i, got.String())

@@ -84,8 +84,10 @@ type session struct {
 	read   int64
 
 	in      chan *issued
-	last    *issued // the last step it was given
-	blocked bool    // it was seen waiting in that or an earlier one
+	last    *issued      // the last step it was given
+	busy    func() int64 // how often SQLite said that it is locked; nil for the servers
+	before  int64        // what that was when the last step was given
+	blocked bool         // it was seen waiting in that or an earlier one
 
 	end                    end
 	err                    error
@@ -150,6 +152,9 @@ func (r *run) play(steps []op) outcome {
 	}
 	for _, o := range steps {
 		s := r.sessions[o.who]
+		if s.last == nil || s.last.isDone() {
+			s.before = s.busyCount()
+		}
 		s.last = &issued{op: o, done: make(chan struct{})}
 		s.in <- s.last
 		r.settle(ctx)
@@ -170,13 +175,13 @@ func (r *run) play(steps []op) outcome {
 // settle returns when each session has done its steps, or waits for another one.
 func (r *run) settle(ctx context.Context) {
 	r.t.Helper()
-	for began := time.Now(); ctx.Err() == nil; time.Sleep(time.Millisecond) {
+	for ; ctx.Err() == nil; time.Sleep(time.Millisecond) {
 		calm := true
 		for _, s := range r.sessions {
 			switch {
 			case s.last == nil || s.last.isDone():
 				s.blocked = false
-			case !r.isBlocked(s, time.Since(began)):
+			case !r.isBlocked(s):
 				calm = false
 			default:
 				s.blocked, r.waits = true, true
@@ -189,11 +194,18 @@ func (r *run) settle(ctx context.Context) {
 	r.t.Fatal("the sessions neither work nor wait")
 }
 
-// grace is how long a step of SQLite, which does not tell, takes at most when it does not wait.
-const grace = 300 * time.Millisecond
+// patience is how long a session tries anew what SQLite says is locked.
+const patience = 300 * time.Millisecond
+
+func (s *session) busyCount() int64 {
+	if s.busy == nil {
+		return 0
+	}
+	return s.busy()
+}
 
 // isBlocked reports whether s, which has not done its step, waits for the other session.
-func (r *run) isBlocked(s *session, since time.Duration) bool {
+func (r *run) isBlocked(s *session) bool {
 	need := 1
 	for _, other := range r.sessions {
 		if other == s {
@@ -207,7 +219,7 @@ func (r *run) isBlocked(s *session, since time.Duration) bool {
 		}
 	}
 	if r.d.engine == sqlite3 {
-		return since > grace || s.blocked
+		return s.busyCount() > s.before
 	}
 	n, err := r.d.waits(r.tables.admin, r.sessionName(s))
 	if err != nil {
@@ -223,7 +235,7 @@ func (r *run) sessionName(s *session) string { return s.name + r.tables.suffix }
 func (s *session) loop(ctx context.Context) {
 	for i := range s.in {
 		if s.end != refused && s.end != aborted {
-			if s.run.inTx != nil && (i.do == "claim" || i.do == "cas" || i.do == "again") && s.end == open {
+			if s.run.inTx != nil && s.end == open && claims(i.op) {
 				s.whole(ctx, i)
 			} else if err := s.do(ctx, i.op); err != nil {
 				s.fail(err)
@@ -290,8 +302,18 @@ func (s *session) whole(ctx context.Context, claim *issued) {
 	}
 }
 
-// do carries out a step that is no part of a transaction made by the guard, or within it.
-func (s *session) do(ctx context.Context, o op) (err error) {
+// do carries out a step. The connections to SQLite wait for nothing by themselves, so that it
+// is seen who waits; but what is in a transaction of the guard's is for that to try anew.
+func (s *session) do(ctx context.Context, o op) error {
+	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		err := s.try(ctx, o)
+		if err == nil || s.run.inTx != nil || !isBusy(err) || time.Now().After(deadline) {
+			return err
+		}
+	}
+}
+
+func (s *session) try(ctx context.Context, o op) (err error) {
 	r := s.run
 	if known, err := r.checker.do(ctx, s, o); known || err != nil {
 		return err
