@@ -1,6 +1,6 @@
 // Package bench compares Holdfast with other libraries and with the raw commands, healthy nodes
-// with failing ones, and guarded transactions with bare ones, as ratios within one run: every contender takes its turn in short
-// bursts. It is never tagged.
+// with failing ones, and guarded transactions with bare ones, as ratios within one run: every
+// contender takes its turn in short bursts. It is never tagged.
 //
 //	go test -bench . ./bench
 //
