@@ -5,6 +5,7 @@ package redisguard_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"strings"
 	"testing"
 	"time"
@@ -24,6 +25,8 @@ import (
 
 func TestMain(m *testing.M) {
 	goredis.SetLogger(quiet{}) // it tells of every connection that fails
+	flag.Parse()
+	_ = flag.Set("test.parallel", "8") // the tests wait most of the time
 	kit.Main(m, nil)
 }
 
