@@ -114,8 +114,9 @@ func guardWith(t testing.TB, e redisfence.Eval, timeout time.Duration) *redisfen
 	return g
 }
 
-// each runs f for both clients.
+// each runs f for both clients, beside the other tests.
 func each(t *testing.T, f func(t *testing.T, c client)) {
+	t.Parallel()
 	for _, c := range clients {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
