@@ -337,7 +337,7 @@ func TestPoolOfOne(t *testing.T) {
 	eachEngine(t, func(t *testing.T, b bank) {
 		db := b.open("", "")
 		db.SetMaxOpenConns(1)
-		const wait = time.Second
+		const wait = 500 * time.Millisecond
 		o := b.options(layout{}, "")
 		o.LockWait = wait
 		g := b.guard(db, o)
