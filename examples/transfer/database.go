@@ -52,6 +52,9 @@ func openDatabase(at string) (*database, error) {
 		return &database{db, sqlfence.PostgreSQL}, err
 	case "mysql":
 		u, err := url.Parse(at)
+		if err == nil && u.RawQuery != "" {
+			err = fmt.Errorf("%s: parameters are not understood", u.Redacted())
+		}
 		if err != nil {
 			return nil, err
 		}

@@ -34,8 +34,8 @@ func soak[T any](few, many T) T {
 // load is what all tests of transfers have in common.
 func load() config {
 	return config{
-		Guard: true, Pauses: true, Workers: 8, Accounts: 16, Transfers: 400,
-		TTL: 300 * time.Millisecond, Think: 20 * time.Millisecond,
+		Guard: true, Pauses: true, Workers: 8, Accounts: 32, Transfers: 300,
+		TTL: 300 * time.Millisecond, Think: 40 * time.Millisecond,
 	}
 }
 
@@ -123,7 +123,7 @@ func TestNoPauses(t *testing.T) {
 func TestRedisStore(t *testing.T) {
 	servertest.CanPause(t)
 	c := load()
-	c.Workers, c.Accounts, c.Transfers = 4, 8, 200
+	c.Workers, c.Accounts, c.Transfers = 4, 16, 100
 	c.Store = "redis://" + servertest.Redis(t, servertest.Aged(time.Minute)).Addr()
 	if r := mustRun(t, c); !r.ok() {
 		t.Error("the money is wrong")
@@ -208,6 +208,8 @@ func TestProgram(t *testing.T) {
 		{"-workers=0", 2, "at least 1 worker"},
 		{"-ttl=1ns", 2, "ttl"},
 		{"-db=postgres://127.0.0.1:1/none", 2, "refused"},
+		{"-db=mysql://127.0.0.1:1/none", 2, "refused"},
+		{"-db=mysql://127.0.0.1:1/none?tls=true", 2, "parameters"},
 		{"-store=redis://:x:y", 2, "invalid port"},
 	} {
 		cmd := exec.CommandContext(t.Context(), exe, strings.Fields(tt.args)...)

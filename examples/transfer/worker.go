@@ -125,7 +125,7 @@ func open(c config) (b *bank, end func(), err error) {
 	b = &bank{db: db, think: c.Think, heed: c.Heed}
 	b.locks, err = holdfast.New(s, &holdfast.Options{TTL: c.TTL, RequireFencing: true})
 	if err == nil && c.Guard {
-		b.guard, err = sqlfence.New(db.DB, sqlfence.Options{Dialect: db.dialect, Table: fenceTable, LockWait: c.TTL})
+		b.guard, err = sqlfence.New(db.DB, sqlfence.Options{Dialect: db.dialect, Table: fenceTable, LockWait: time.Second})
 	}
 	if err != nil {
 		end()
