@@ -36,6 +36,8 @@ var limits = map[string]limit{
 	"Guard/PostgreSQL/transfer/table p50/bare":  {most: 1.6},
 	"Guard/MariaDB/transfer/column p50/bare":    {most: 1.35},
 	"Guard/MariaDB/transfer/table p50/bare":     {most: 1.6},
+	"Gateway/Parallel16 p50/plain":              {most: 1.3},
+	"Gateway/Parallel64 p50/plain":              {most: 1.3},
 }
 
 // limit is what a figure may be. Zero bounds nothing.
