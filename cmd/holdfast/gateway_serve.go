@@ -25,30 +25,33 @@ import (
 	"github.com/holdfast-go/holdfast/fence/httpfence"
 )
 
-// passage is one request on its way. It travels in the request's context.
+// passage is one request on its way, and the writer of its answer. It travels in the request's
+// context. What the gateway itself answers it reads.
 type passage struct {
+	http.ResponseWriter
 	began  time.Time
-	sent   atomic.Pointer[time.Time]
+	sent   atomic.Int64 // to the service, in nanoseconds since it began; zero: not
 	failed atomic.Bool
+	status int
+	own    []byte
 }
 
 type passageKey struct{}
 
 // ServeHTTP passes a request to the gateway of httpfence, and counts what became of it.
 func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	p := &passage{began: time.Now()}
-	a := &answer{ResponseWriter: w, passage: p}
-	g.proxy.ServeHTTP(a, r.WithContext(context.WithValue(r.Context(), passageKey{}, p)))
-	outcome := a.outcome()
-	g.meters.requests.WithLabelValues(outcome).Inc()
-	if sent := p.sent.Load(); sent != nil {
-		g.meters.waits.Observe(sent.Sub(p.began).Seconds())
+	p := &passage{ResponseWriter: w, began: time.Now()}
+	g.proxy.ServeHTTP(p, r.WithContext(context.WithValue(r.Context(), passageKey{}, p)))
+	outcome := p.outcome()
+	g.meters.requests[outcome].Inc()
+	if sent := p.sent.Load(); sent != 0 {
+		g.meters.waits.Observe(time.Duration(sent).Seconds())
 	}
 	if outcome == passed {
 		g.answersUpstream()
 	}
 	if g.accessLog {
-		g.logRequest(r, a.status, outcome, time.Since(p.began))
+		g.logRequest(r, p.status, outcome, time.Since(p.began))
 	}
 }
 
@@ -64,56 +67,50 @@ const (
 	unavailable = "unavailable"
 )
 
+var outcomes = []string{passed, failed, abandoned, stale, missing, invalid, busy, unavailable}
+
 // sending marks requests that go to the service.
 type sending struct{ base http.RoundTripper }
 
 func (s sending) RoundTrip(r *http.Request) (*http.Response, error) {
 	if p, ok := r.Context().Value(passageKey{}).(*passage); ok {
-		p.sent.Store(new(time.Now()))
+		p.sent.Store(max(1, int64(time.Since(p.began))))
 	}
 	return s.base.RoundTrip(r)
 }
 
-// answer is the ResponseWriter of a request. What the gateway itself answers it reads.
-type answer struct {
-	http.ResponseWriter
-	passage *passage
-	status  int
-	own     bytes.Buffer
-}
+func (p *passage) Unwrap() http.ResponseWriter { return p.ResponseWriter }
 
-func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
-
-func (a *answer) WriteHeader(status int) {
-	if a.status < 200 { // not an informational one
-		a.status = status
+func (p *passage) WriteHeader(status int) {
+	if p.status < 200 { // not an informational one
+		p.status = status
 	}
-	a.ResponseWriter.WriteHeader(status)
+	p.ResponseWriter.WriteHeader(status)
 }
 
-func (a *answer) Write(b []byte) (int, error) {
-	if a.passage.sent.Load() == nil {
-		a.own.Write(b)
+func (p *passage) Write(b []byte) (int, error) {
+	if p.sent.Load() == 0 {
+		p.own = append(p.own, b...)
 	}
-	return a.ResponseWriter.Write(b)
+	return p.ResponseWriter.Write(b)
 }
 
-func (a *answer) Flush() { _ = http.NewResponseController(a.ResponseWriter).Flush() }
+func (p *passage) Flush() { _ = http.NewResponseController(p.ResponseWriter).Flush() }
 
 // Hijack is for connections that the service upgrades.
-func (a *answer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	return http.NewResponseController(a.ResponseWriter).Hijack()
+func (p *passage) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	return http.NewResponseController(p.ResponseWriter).Hijack()
 }
 
 // outcome says what became of the request.
-func (a *answer) outcome() string {
+func (p *passage) outcome() string {
 	switch {
-	case a.passage.failed.Load():
+	case p.failed.Load():
 		return failed
-	case a.passage.sent.Load() != nil:
+	case p.sent.Load() != 0:
 		return passed
 	}
-	err := httpfence.ReadError(&http.Response{StatusCode: a.status, Header: a.Header(), Body: io.NopCloser(&a.own)})
+	err := httpfence.ReadError(&http.Response{StatusCode: p.status, Header: p.Header(), Body: io.NopCloser(bytes.NewReader(p.own))})
 	for _, k := range []struct {
 		kind error
 		name string
@@ -217,7 +214,7 @@ func (g *gateway) adminHandler() http.Handler {
 // meters are the metrics of a gateway.
 type meters struct {
 	registry *prometheus.Registry
-	requests *prometheus.CounterVec
+	requests map[string]prometheus.Counter // by outcome
 	waits    prometheus.Histogram
 	commits  prometheus.Histogram
 }
@@ -225,17 +222,18 @@ type meters struct {
 func newMeters() *meters {
 	m := &meters{
 		registry: prometheus.NewRegistry(),
-		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "holdfast_gateway_requests_total",
-			Help: "Requests that are done, by what became of them."}, []string{"outcome"}),
+		requests: map[string]prometheus.Counter{},
 		waits: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "holdfast_gateway_wait_seconds",
 			Help: "How long requests waited at the gateway before they were sent on: for others and for the marks.", Buckets: prometheus.ExponentialBuckets(0.0001, 4, 10)}),
 		commits: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "holdfast_gateway_marks_commit_seconds",
 			Help: "How long it took until marks were on the disk. One commit may be for many claims.", Buckets: prometheus.ExponentialBuckets(0.0001, 4, 10)}),
 	}
-	for _, outcome := range []string{passed, failed, abandoned, stale, missing, invalid, busy, unavailable} {
-		m.requests.WithLabelValues(outcome)
+	requests := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "holdfast_gateway_requests_total",
+		Help: "Requests that are done, by what became of them."}, []string{"outcome"})
+	for _, outcome := range outcomes {
+		m.requests[outcome] = requests.WithLabelValues(outcome)
 	}
-	m.registry.MustRegister(m.requests, m.waits, m.commits, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registry.MustRegister(requests, m.waits, m.commits, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 

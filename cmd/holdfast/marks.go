@@ -287,14 +287,16 @@ func (m *marks) claim(ctx context.Context, resource string, t fence.Token) (fenc
 	})
 }
 
-// look returns the mark, which is zero where there is none.
-func (m *marks) look(ctx context.Context, resource string, _ fence.Token) (fence.Token, error) {
-	return m.ask(ctx, resource, fence.ErrUnavailable, func() (mark fence.Token, err error) {
-		return mark, m.view(resource, func(tx *bbolt.Tx) (err error) {
+// look returns the mark, which is zero where there is none. It is read from memory, unless the
+// system has taken the page away.
+func (m *marks) look(_ context.Context, resource string, _ fence.Token) (mark fence.Token, err error) {
+	err = guarded(m.path, func() error {
+		return m.view(resource, func(tx *bbolt.Tx) (err error) {
 			mark, err = m.parse(resource, tx.Bucket(marksBucket).Get([]byte(resource)))
 			return err
 		})
 	})
+	return mark, err
 }
 
 // raise raises the mark to t, if it is not higher, and returns it. A mark that need not be raised
