@@ -17,6 +17,8 @@
 //	status KEY          tells who holds KEY
 //	list [PREFIX]       lists the keys that are held
 //	break KEY           takes KEY from its holder, without ever letting two hold it
+//	fence claim|check   shows a fencing token to the marks of a resource, for scripts
+//	gateway             checks fencing tokens before a service that knows nothing of them
 //	bench               measures a store
 //	completion SHELL    prints the completion script of bash, zsh, fish or powershell
 //	man [VERB]          prints a manual page
@@ -25,5 +27,5 @@
 // A ticket is a secret; it is read from a file, the standard input or HOLDFAST_TICKET, so that
 // no list of processes shows it. The exit codes mean the same for all verbs: 1 another holds the
 // key, 2 nobody does (status, break), 64 the command line is wrong, 75 the lease is lost, 125
-// holdfast failed, 128+n a signal came.
+// holdfast failed, 128+n a signal came. Of fence, 1 says that the token is stale.
 package main

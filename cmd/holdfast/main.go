@@ -85,12 +85,14 @@ const rootHelp = `Distributed locks that stay correct when a lock service alone 
                              most need
   acquire, extend, release   the same in steps, for scripts, with a ticket
   status, list, break        who holds what; take a key from its holder
+  fence                      show a fencing token to the marks of a resource, for scripts
+  gateway                    check tokens before a service that knows nothing of them
   bench                      measure a store
 
 Locks are in a store: a SQLite file of this machine, a Redis server, or several for
 Redlock; holdfast run --help tells how to name it. The exit codes mean the same
 everywhere:
-  1    another holds the key
+  1    another holds the key; of fence: the token is stale
   2    nobody holds the key that status or break was asked about
   64   the command line is wrong
   75   the lease is lost
