@@ -46,7 +46,7 @@ func main() {
 		return nil
 	})
 	flag.Int64Var(&c.Workers, "workers", 2, "`number` of processes")
-	flag.Int64Var(&c.Accounts, "accounts", 4, "`number` of accounts")
+	flag.Int64Var(&c.Accounts, "accounts", 8, "`number` of accounts")
 	flag.Int64Var(&c.Transfers, "transfers", 100, "`number` of transfers")
 	flag.DurationVar(&c.TTL, "ttl", 300*time.Millisecond, "of the leases")
 	flag.DurationVar(&c.Think, "think", 40*time.Millisecond, "time between reading and writing")
