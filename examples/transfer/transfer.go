@@ -53,8 +53,8 @@ func (b *bank) transfer(ctx context.Context, o order) error {
 	}
 
 	// The work should end with the leases, and this context carries the tokens, so that the
-	// leases end when the database refuses one. Most holders that wake up late notice it here.
-	// Most, not all: each may be stopped after it has looked. To see what the guard does, this
+	// leases end when the database refuses one. Many holders that wake up late notice it here.
+	// Many, not all: each may be stopped after it has looked. To see what the guard does, this
 	// program by default lets all of them write.
 	ctx = leases.Context(ctx)
 	if !b.heed {
