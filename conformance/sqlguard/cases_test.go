@@ -23,6 +23,7 @@ import (
 
 // eachEngine runs f for each engine, with an empty bank.
 func eachEngine(t *testing.T, f func(t *testing.T, b bank)) {
+	t.Parallel()
 	for _, engine := range engines {
 		t.Run(engine, func(t *testing.T) {
 			t.Parallel()
@@ -230,53 +231,49 @@ func TestZeroRowsAreToldApart(t *testing.T) {
 // Case SQL-11. The database's default is SERIALIZABLE, and a hundred clients work on twenty
 // resources at once: all succeed, with the guard's own choice of a level and with that one.
 func TestSerializableByDefault(t *testing.T) {
-	for _, engine := range engines {
-		t.Run(engine, func(t *testing.T) {
-			t.Parallel()
-			b := newBank(t, engine)
-			switch engine {
-			case postgres:
-				must(t, b.admin, "ALTER DATABASE holdfast SET default_transaction_isolation = 'serializable'")
-			case mariadb:
-				must(t, b.admin, "SET GLOBAL tx_isolation = 'SERIALIZABLE'")
+	eachEngine(t, func(t *testing.T, b bank) {
+		switch b.engine {
+		case postgres:
+			must(t, b.admin, "ALTER DATABASE holdfast SET default_transaction_isolation = 'serializable'")
+		case mariadb:
+			must(t, b.admin, "SET GLOBAL tx_isolation = 'SERIALIZABLE'")
+		}
+		db := b.open("", "")
+		db.SetMaxOpenConns(100)
+		db.SetMaxIdleConns(100)
+		for i, options := range []*sql.TxOptions{nil, {Isolation: sql.LevelSerializable}} {
+			if i > 0 && b.engine == sqlite3 {
+				continue // there is one level
 			}
-			db := b.open("", "")
-			db.SetMaxOpenConns(100)
-			db.SetMaxIdleConns(100)
-			for i, options := range []*sql.TxOptions{nil, {Isolation: sql.LevelSerializable}} {
-				if i > 0 && engine == sqlite3 {
-					continue // there is one level
-				}
-				o := b.options(layout{}, "")
-				o.TxOptions, o.LockWait = options, time.Minute
-				g := b.guard(db, o)
-				ctx := kit.Context(t, 5*time.Minute)
-				var wg sync.WaitGroup
-				for n := range 100 {
-					wg.Go(func() {
-						resource, id := fmt.Sprint("to ", n%20), int64(100*i+n)
-						if err := g.Claim(ctx, resource, fence.Token(i+1)); err != nil {
-							t.Errorf("client %d: Claim: %v", n, err)
-						}
-						err := g.Tx(ctx, resource, fence.Token(i+1), func(tx *sql.Tx) error {
-							_, err := tx.ExecContext(ctx, fmt.Sprintf("INSERT INTO transfer VALUES (%d)", id))
-							return err
-						})
-						if err != nil {
-							t.Errorf("client %d: Tx: %v", n, err)
-						}
-						if err := g.Check(ctx, resource, fence.Token(i+1)); err != nil {
-							t.Errorf("client %d: Check: %v", n, err)
-						}
+			o := b.options(layout{}, "")
+			o.TxOptions, o.LockWait = options, time.Minute
+			g := b.guard(db, o)
+			ctx := kit.Context(t, 5*time.Minute)
+			var wg sync.WaitGroup
+			for n := range 100 {
+				wg.Go(func() {
+					resource, id := fmt.Sprint("to ", n%20), int64(100*i+n)
+					if err := g.Claim(ctx, resource, fence.Token(i+1)); err != nil {
+						t.Errorf("client %d: Claim: %v", n, err)
+					}
+					err := g.Tx(ctx, resource, fence.Token(i+1), func(tx *sql.Tx) error {
+						_, err := tx.ExecContext(ctx, fmt.Sprintf("INSERT INTO transfer VALUES (%d)", id))
+						return err
 					})
-				}
-				wg.Wait()
-				if n := number(t, b.admin, "SELECT count(DISTINCT id) FROM transfer"); n != int64(100*(i+1)) {
-					t.Errorf("%d transactions took effect, want %d", n, 100*(i+1))
-				}
+					if err != nil {
+						t.Errorf("client %d: Tx: %v", n, err)
+					}
+					if err := g.Check(ctx, resource, fence.Token(i+1)); err != nil {
+						t.Errorf("client %d: Check: %v", n, err)
+					}
+				})
 			}
-		})
-	}
+			wg.Wait()
+			if n := number(t, b.admin, "SELECT count(DISTINCT id) FROM transfer"); n != int64(100*(i+1)) {
+				t.Errorf("%d transactions took effect, want %d", n, 100*(i+1))
+			}
+		}
+	})
 }
 
 // Case SQL-13. The user's own REPEATABLE READ transaction has read before a newer holder

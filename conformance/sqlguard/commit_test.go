@@ -153,6 +153,7 @@ func isCommit(request []byte) bool {
 // commit took effect, or at the request, before the server saw it. The guard tells the two
 // apart: each transfer takes effect once.
 func TestLostCommits(t *testing.T) {
+	t.Parallel()
 	for _, engine := range []string{postgres, mariadb} {
 		t.Run(engine, func(t *testing.T) {
 			t.Parallel()
@@ -226,6 +227,7 @@ func (b bank) lossyTransfers(t *testing.T, l layout, db *sql.DB, total *int, fau
 
 // The same with several goroutines that use one guard and one token, as an application's do.
 func TestLostCommitsOfManyAtOnce(t *testing.T) {
+	t.Parallel()
 	for _, engine := range []string{postgres, mariadb} {
 		t.Run(engine, func(t *testing.T) {
 			t.Parallel()
@@ -265,6 +267,7 @@ func TestLostCommitsOfManyAtOnce(t *testing.T) {
 // A column without a sequence does not identify transactions: where the mark was the token
 // before, a lost commit is uncertain, both ways.
 func TestLostCommitWithoutSeq(t *testing.T) {
+	t.Parallel()
 	for _, engine := range engines {
 		t.Run(engine, func(t *testing.T) {
 			t.Parallel()
@@ -300,6 +303,7 @@ func TestLostCommitWithoutSeq(t *testing.T) {
 // became of its own, or that this is uncertain: never that it took effect when it did not, and
 // never that nothing was written when it was.
 func TestNewerHolderBeforeSettlement(t *testing.T) {
+	t.Parallel()
 	for _, engine := range engines {
 		t.Run(engine, func(t *testing.T) {
 			t.Parallel()

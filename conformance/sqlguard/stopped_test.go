@@ -78,6 +78,7 @@ func backend(ctx context.Context, tx *sql.Tx, d sqlfence.Dialect) (id int64) {
 // one learns that it is stale when it runs on, and leaves no effect.
 func TestStoppedHolder(t *testing.T) {
 	servertest.CanPause(t)
+	t.Parallel()
 	for _, engine := range engines {
 		t.Run(engine, func(t *testing.T) {
 			t.Parallel()
@@ -146,6 +147,7 @@ func TestStoppedHolder(t *testing.T) {
 
 // The same with a session that idles in a transaction of its own, claimed by ClaimIn.
 func TestIdleTransaction(t *testing.T) {
+	t.Parallel()
 	for _, engine := range engines {
 		t.Run(engine, func(t *testing.T) {
 			t.Parallel()
