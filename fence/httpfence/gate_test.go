@@ -699,3 +699,81 @@ func randomRun(t *testing.T, seed uint64, outcomes map[string]int) {
 	time.Sleep(time.Minute)
 	empty(t, g)
 }
+
+// A claim whose outcome is uncertain may have raised the mark: nobody goes on as if it had not.
+func TestGateUncertainClaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := new(marks)
+		g := newGate(t, m, httpfence.GateOptions{})
+		inside := enter(t.Context(), g, "r", 5)
+		m.set(func(ctx context.Context, call, resource string, tok fence.Token) error {
+			if call == "claim" {
+				m.Memory.Claim(ctx, resource, tok)
+				return &fence.Error{Kind: fence.ErrUncertain, Resource: resource, Err: errDisk}
+			}
+			return nil
+		})
+		high, lower := enter(t.Context(), g, "r", 7), enter(t.Context(), g, "r", 5)
+		inside.leave()
+		high.wants(t, "7", fence.ErrUnavailable)
+		lower.stale(t, "5", fence.StaleError{Resource: "r", Token: 5, Seen: 7})
+		high = enter(t.Context(), g, "r", 7)
+		high.wants(t, "the second 7", nil)
+		high.leave()
+		empty(t, g)
+	})
+}
+
+// Claim answers for all gates that share the marks, also beside a request that is inside.
+func TestGateClaimAsksTheMarks(t *testing.T) {
+	m := new(fence.Memory)
+	a, b := newGate(t, m, httpfence.GateOptions{}), newGate(t, m, httpfence.GateOptions{})
+	leave, err := a.Enter(t.Context(), "r", 5)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer leave()
+	if err := b.Claim(t.Context(), "r", 6); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Claim(t.Context(), "r", 5); !errors.Is(err, fence.ErrStale) {
+		t.Errorf("a claim of 5 after another gate's of 6: %v", err)
+	}
+}
+
+// One whose ctx ends at the moment that it is let in does not stay inside.
+func TestGateContextEndsAtTheDoor(t *testing.T) {
+	m := new(marks)
+	g := newGate(t, m, httpfence.GateOptions{})
+	hits := 0
+	for n := fence.Token(1); hits < 3 && n < 50000; n++ {
+		ctx, cancel := context.WithCancel(t.Context())
+		m.set(func(_ context.Context, call, _ string, _ fence.Token) error {
+			if call == "claim" {
+				cancel()
+			}
+			return nil
+		})
+		before := g.Stats().Entered
+		leave, err := g.Enter(ctx, "r", n)
+		if err == nil {
+			leave()
+		} else if !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		s := g.Stats()
+		for ; s.Resources != 0 && s.InFlight == 0; s = g.Stats() { // the claim goes on for nobody
+			time.Sleep(time.Microsecond)
+		}
+		if s.InFlight != 0 {
+			t.Fatalf("try %d, Enter: %v; the gate keeps %+v", n, err, s)
+		}
+		if err != nil && s.Entered > before {
+			hits++ // let in, and out again
+		}
+		cancel()
+	}
+	if hits == 0 {
+		t.Error("it never happened")
+	}
+}

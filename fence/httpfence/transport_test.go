@@ -170,6 +170,9 @@ func TestTransportRedirects(t *testing.T) {
 			t.Errorf("to %s: the service saw %q, want %q", tt.to, a.body, tt.want)
 		}
 	}
+	if a, err := trySend(ctx, client(t, nil), "PUT", home.URL+"/?to="+other.URL+"/stale", "", httpfence.Header, "5"); err != nil || a.status != 412 || told != 0 {
+		t.Errorf("a foreign 412 to the request's own header: %d, %v, told %d", a.status, err, told)
+	}
 	if a, err := trySend(ctx, client(t, nil), "PUT", other.URL+"/stale", ""); err != nil || a.status != 412 || told != 1 {
 		t.Errorf("asked directly: %d, %v, told %d", a.status, err, told)
 	}
