@@ -15,7 +15,7 @@ const Header = "Fencing-Token"
 const altHeader = "X-" + Header
 
 // ErrMissing is answered where a request that needs a fencing token carries none.
-var ErrMissing = errors.New("no " + Header + " header: the request needs the token of its lease")
+var ErrMissing = errors.New("no " + Header + " header")
 
 // ParseHeader reads the token of a request: [ErrMissing] where there is none, and a
 // [*fence.InvalidError] where the header is repeated, where it and X-Fencing-Token differ, and

@@ -46,11 +46,12 @@ func guarded(r *http.Request) bool {
 // guarded.
 func (o *Options) identify(r *http.Request) (resource string, t fence.Token, err error) {
 	t, missing := ParseHeader(r.Header)
-	if missing != nil && (!errors.Is(missing, ErrMissing) || !o.Guarded(r)) {
-		if errors.Is(missing, ErrMissing) {
-			missing = nil
-		}
+	switch {
+	case missing == nil:
+	case !errors.Is(missing, ErrMissing):
 		return "", 0, missing
+	case !o.Guarded(r):
+		return "", 0, nil
 	}
 	if resource, err = o.Resource(r); err == nil {
 		err = fence.CheckResource(resource)
