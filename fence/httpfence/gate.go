@@ -44,7 +44,7 @@ type GateOptions struct {
 type Stats struct {
 	Entered     uint64 // requests that entered
 	Stale       uint64 // refused: the token is stale
-	Busy        uint64 // refused: requests of a lower token did not finish in time
+	Busy        uint64 // refused: requests of another token, or the marks, kept it waiting for too long
 	Unavailable uint64 // refused: the marks could not be asked, or the resource is unknown
 	InFlight    int    // requests that have entered and not left
 	Waiting     int    // requests that wait to enter
