@@ -321,31 +321,43 @@ func (l *Lease) lose(cause error, now clock.Instant) Event {
 	if !l.finish(cause, now) {
 		return nil
 	}
-	var e Event
-	if l.k.watched() {
-		l.mu.Lock()
-		e = Lost{Key: l.key, Token: l.token, Owner: l.owner, Held: now.Since(l.granted), Overrun: now.Since(l.ended), Err: l.err}
-		l.mu.Unlock()
-	}
-	if !errors.Is(cause, ErrMaxHold) && !errors.Is(cause, fence.ErrStale) { // the store may hold it still
+	if !errors.Is(cause, ErrMaxHold) { // the store may hold it still
 		l.k.f.vacate(l)
-		return e
+		return l.lost(now)
 	}
 	l.k.f.later(func() { // the loss is told before the release, and the Observer may release
-		ctx := context.Background()
-		l.k.observe(ctx, e)
-		if l.startGiving() {
-			l.k.observe(ctx, l.give(ctx, now))
-		}
+		l.k.observe(context.Background(), l.lost(now))
+		l.yield(now)
 	})
 	return nil
 }
 
-// refused ends the lease because a guard has seen a larger token.
-func (l *Lease) refused(stale *fence.StaleError) {
-	if e := l.lose(&refusedError{stale}, l.k.f.clk.Now()); e != nil {
-		l.k.observe(context.Background(), e)
+// lost returns the event of the loss.
+func (l *Lease) lost(now clock.Instant) Event {
+	if !l.k.watched() {
+		return nil
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return Lost{Key: l.key, Token: l.token, Owner: l.owner, Held: now.Since(l.granted), Overrun: now.Since(l.ended), Err: l.err}
+}
+
+// yield gives a lost lease back that the store may hold still, unless another does.
+func (l *Lease) yield(now clock.Instant) {
+	if ctx := context.Background(); l.startGiving() {
+		l.k.observe(ctx, l.give(ctx, now))
+	}
+}
+
+// refused ends the lease because a guard has seen a larger token. The loss is told before the
+// guard's call returns, and so before the holder releases.
+func (l *Lease) refused(stale *fence.StaleError) {
+	now := l.k.f.clk.Now()
+	if !l.finish(&refusedError{stale}, now) {
+		return
+	}
+	defer l.k.f.later(func() { l.yield(now) }) // also where the Observer panics
+	l.k.observe(context.Background(), l.lost(now))
 }
 
 // finish ends the validity, once. No extension begins afterwards.
