@@ -198,7 +198,7 @@ func (g *Guard) ClaimIn(ctx context.Context, h Handle, marks ...Mark) error {
 }
 
 // CheckIn is [Guard.Check] in the caller's own transaction. Until that ends, the marks stay
-// as they are: others may check them too, and none can claim. Seq of the marks is not used.
+// as they are: others may check them too, but on SQLite, and none can claim. Seq of the marks is not used.
 // Handles are those of [Guard.ClaimIn].
 func (g *Guard) CheckIn(ctx context.Context, h Handle, marks ...Mark) error {
 	plain := make([]Mark, len(marks))

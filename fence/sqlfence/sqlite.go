@@ -46,10 +46,10 @@ func (s *sqlite) claim(ctx context.Context, h Handle, c *claim, _ bool) (row, bo
 	return r, err == nil, err
 }
 
-// read needs no lock for a shared one: who has read is refused the next write once somebody
-// else has written.
+// read has one kind of lock, which is that of the database. A plain read would answer from
+// the past, where the transaction has read before.
 func (s *sqlite) read(ctx context.Context, h Handle, resource string, how strength, _ bool) (row, error) {
-	if how == exclusive {
+	if how != unlocked {
 		if err := s.lock(ctx, h); err != nil {
 			return row{}, err
 		}
