@@ -175,6 +175,13 @@ func TestNoPermission(t *testing.T) {
 		g = guard(t, user("resetkeys", "~fence:{r}r", "~fence:seq:{r}r", "~{r}int", "+eval", "+evalsha", "+get", "+set", "+incrby"))
 		_, err := g.IncrBySeq(t.Context(), "r", 6, 1, "{r}int", 1)
 		want(t, "IncrBySeq with the rights that it needs", err, nil)
+		g = guard(t, user("+eval", "+evalsha", "~*", "(+get +set ~fence:*)", "(+incrby ~{r}int)")) // not GET of the data
+		before := value(t, s, "{r}int")
+		_, err = g.IncrBySeq(t.Context(), "r", 6, 2, "{r}int", 1)
+		want(t, "IncrBySeq without the right to read", err, fence.ErrUnavailable, "access")
+		if v := value(t, s, "{r}int"); v != before {
+			t.Errorf("an IncrBySeq that was refused made %v of %v", v, before)
+		}
 		rig.Must(t, s, "ACL", "SETUSER", "user", ">other", "<secret")
 		g = guard(t, user("~*", "+@all", "<secret"))
 		want(t, "Claim with a wrong password", g.Claim(t.Context(), "r", 6), fence.ErrUnavailable, "WRONGPASS")

@@ -129,13 +129,16 @@ func TestScriptFails(t *testing.T) {
 		for src, kind := range map[string]error{
 			"return nosuch()": fence.ErrUncertain,
 			"error('mine')":   fence.ErrUncertain,
-			"return redis.error_reply('MINE is mine')": fence.ErrUncertain,
-			"return redis.pcall('NOSUCH')":             fence.ErrUncertain,
-			"return redis.pcall('LPUSH', KEYS[1], 1)":  fence.ErrUncertain,
-			"local x = = 1":                            fence.ErrInvalid,
-			"end":                                      fence.ErrInvalid,
-			"#!lua flags=nosuch\nreturn 1":             fence.ErrInvalid,
-			"#!python\nreturn 1":                       fence.ErrInvalid,
+			"return redis.error_reply('MINE is mine')":                                     fence.ErrUncertain,
+			"redis.call('SET', KEYS[1], 'x') return redis.error_reply('READONLY is mine')": fence.ErrUncertain,
+			"redis.call('SET', KEYS[1], 'x') return {err = 'BUSY with others'}":            fence.ErrUncertain,
+			"redis.call('SET', KEYS[1], 'x') error('Error compiling script')":              fence.ErrUncertain,
+			"return redis.pcall('NOSUCH')":                                                 fence.ErrUncertain,
+			"return redis.pcall('LPUSH', KEYS[1], 1)":                                      fence.ErrUncertain,
+			"local x = = 1":                fence.ErrInvalid,
+			"end":                          fence.ErrInvalid,
+			"#!lua flags=nosuch\nreturn 1": fence.ErrInvalid,
+			"#!python\nreturn 1":           fence.ErrInvalid,
 		} {
 			_, err := newScript(t, g, src).Run(t.Context(), "q", 1, []string{"r"}, nil)
 			want(t, src, err, kind)

@@ -283,6 +283,53 @@ func TestSteps(t *testing.T) {
 	})
 }
 
+// An increment that fails has not used its step: what was refused is not taken for done.
+func TestFailedStep(t *testing.T) {
+	each(t, func(t *testing.T, c client) {
+		s := servertest.Redis(t)
+		g := guard(t, c.eval(t, s.Addr()))
+		for _, bad := range [][]string{{"RPUSH", "r", "x"}, {"SET", "r", "x"}, {"SET", "r", "9223372036854775807"}} {
+			rig.Must(t, s, "FLUSHALL")
+			for _, step := range []int64{1, 7} { // the first of the token, and a later one
+				rig.Must(t, s, "SET", "r", "41")
+				_, err := g.IncrBySeq(t.Context(), "r", 5, step, "r", 1)
+				want(t, "a step", err, nil)
+				rig.Must(t, s, "DEL", "r")
+				rig.Must(t, s, bad...)
+				dump := rig.Must(t, s, "DUMP", "r")
+				for range 2 {
+					_, err = g.IncrBySeq(t.Context(), "r", 5, step+1, "r", 1)
+					want(t, fmt.Sprint(bad), err, fence.ErrInvalid)
+				}
+				_, err = g.IncrBySeq(t.Context(), "r", 5, step, "r", 1)
+				want(t, "the step before", err, fence.ErrApplied)
+				if now := rig.Must(t, s, "DUMP", "r"); now != dump {
+					t.Errorf("%v: the key was changed", bad)
+				}
+				rig.Must(t, s, "DEL", "r")
+				n, err := g.IncrBySeq(t.Context(), "r", 5, step+1, "r", 1)
+				if err != nil || n != 1 {
+					t.Errorf("%v: once it is mended: %d, %v", bad, n, err)
+				}
+			}
+			rig.Must(t, s, "DEL", "r")
+			rig.Must(t, s, bad...)
+			_, err := g.IncrBySeq(t.Context(), "r", 6, 1, "r", 1)
+			want(t, "the first step of another token", err, fence.ErrInvalid)
+			_, err = g.IncrBySeq(t.Context(), "r", 5, 9, "r", 1)
+			want(t, "a step of the token before", err, fence.ErrStale)
+			rig.Must(t, s, "DEL", "r")
+			for range 2 {
+				_, err = g.IncrBySeq(t.Context(), "r", 6, 1, "r", 1)
+			}
+			want(t, "the same step twice", err, fence.ErrApplied)
+			if v := value(t, s, "r"); v != "1" {
+				t.Errorf("%v: applied %v times", bad, v)
+			}
+		}
+	})
+}
+
 // What is no token under the key of a mark is no mark, and no zero either.
 func TestBadMarks(t *testing.T) {
 	each(t, func(t *testing.T, c client) {

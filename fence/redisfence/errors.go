@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"regexp"
 	"strings"
 	"time"
 
@@ -81,7 +82,7 @@ func (g *Guard) refusal(ctx context.Context, c call, reply serverError) error {
 	}
 	kind := fence.ErrUnavailable
 	switch {
-	case c.user && (strings.Contains(text, "Error compiling script") || strings.Contains(text, " shebang")):
+	case c.user && notTaken.MatchString(text):
 		return &fence.InvalidError{Field: "script", Rule: "the server does not take it: " + text}
 	case c.user && mayHaveRun(reply):
 		kind = fence.ErrUncertain
@@ -134,17 +135,20 @@ func (g *Guard) crossSlot(c call) error {
 		"is not in the hash slot of the resource %q: on a Cluster, name the key like the resource, or give both the same hash tag, as in {%s}:data", c.resource, hashTag(c.resource))}
 }
 
+// notTaken is what a server says of a script that is none.
+var notTaken = regexp.MustCompile(`^ERR (Error compiling script|(Invalid|Unexpected engine in|Unexpected flag in) script shebang|Unknown lua shebang)`)
+
+// notRun is what a server says in the place of a script. The first word alone does not tell: a
+// script may answer it too, after it has written.
+var notRun = regexp.MustCompile(`^(OOM (command not allowed|allow-oom flag is not set)|READONLY (You can't write|Can not run script)` +
+	`|LOADING \w+ is loading|MISCONF (\w+ is configured to save|Errors writing to the AOF)|NOREPLICAS Not enough good replicas` +
+	`|NOPERM .*permissions to |NOAUTH (Authentication required|HELLO must be called)|WRONGPASS invalid username-password` +
+	`|CLUSTERDOWN (The cluster is down|Hash slot not served)|MASTERDOWN Link with |BUSY \w+ (is busy running|module command)` +
+	`|TRYAGAIN Multiple keys request|(MOVED|ASK) \d+ |CROSSSLOT Keys in request|NOSCRIPT No matching script)`)
+
 // mayHaveRun says that the user's part of a script may have begun: the script itself answered the
 // error, and not the server in its place.
 func mayHaveRun(reply serverError) bool {
 	text := reply.Error()
-	if strings.Contains(text, "user_script") || strings.Contains(text, "in script") {
-		return true
-	}
-	switch reply.Code() {
-	case "OOM", "READONLY", "LOADING", "MISCONF", "NOREPLICAS", "NOPERM", "NOAUTH", "WRONGPASS", "CLUSTERDOWN", "MASTERDOWN",
-		"BUSY", "TRYAGAIN", "MOVED", "ASK", "CROSSSLOT", "NOSCRIPT":
-		return false
-	}
-	return true
+	return strings.Contains(text, "user_script") || strings.Contains(text, "in script") || !notRun.MatchString(text)
 }

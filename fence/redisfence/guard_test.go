@@ -120,6 +120,10 @@ func TestBadInput(t *testing.T) {
 		_, err = user.Run(ctx, "r", 1, []string{"k", key}, nil)
 		wantInvalid(t, "Run", err, "key")
 	}
+	for _, key := range []string{"fence:{q}q", "fence:seq:{q}q", "fence:{r}{r}q", g.MarkKey("}")} { // of others
+		wantInvalid(t, "Set of "+key, g.Set(ctx, "r", 1, key, "v", 0), "key")
+		wantInvalid(t, "Del of "+key, g.Del(ctx, "r", 1, "k", key), "key")
+	}
 	n, err := redisfence.NewCounter(answer(nil, nil), "n")
 	if err != nil {
 		t.Fatal(err)
@@ -129,6 +133,14 @@ func TestBadInput(t *testing.T) {
 	}
 	if sent.Load() != 0 {
 		t.Errorf("%d requests were sent", sent.Load())
+	}
+	for _, key := range []string{"fence:", "fence:{", "fence:{q", "fence:{q}", "fence:{q}x", "fence:seq:{q}x", "fence:{}q"} { // nobody's
+		if err := g.Set(ctx, "r", 1, key, "v", 0); err != nil {
+			t.Errorf("Set of %q: %v", key, err)
+		}
+	}
+	if _, err := user.Run(ctx, "r", 1, []string{"fence:{q}q"}, nil); err != nil {
+		t.Errorf("a script that looks at another mark: %v", err)
 	}
 }
 
@@ -190,6 +202,9 @@ func TestErrors(t *testing.T) {
 		// By what comes after it: the guard's own write is one command, the user's may be many.
 		{reply("ERR something"), fence.ErrUnavailable, fence.ErrUncertain, fence.ErrUnavailable, fence.ErrUnavailable},
 		{reply("MINE something"), fence.ErrUnavailable, fence.ErrUncertain, fence.ErrUnavailable, fence.ErrUnavailable},
+		{reply("BUSY come again"), fence.ErrUnavailable, fence.ErrUncertain, fence.ErrUnavailable, fence.ErrUnavailable},
+		{reply("READONLY the account is frozen"), fence.ErrUnavailable, fence.ErrUncertain, fence.ErrUnavailable, fence.ErrUnavailable},
+		{reply("ERR no such shebang, Error compiling script"), fence.ErrUnavailable, fence.ErrUncertain, fence.ErrUnavailable, fence.ErrUnavailable},
 		{reply("FENCE stale x"), fence.ErrUnavailable, fence.ErrUncertain, fence.ErrUnavailable, fence.ErrInvalid},
 		{reply("WRONGTYPE Operation against a key script: 12, on @user_script:1."), fence.ErrInvalid, fence.ErrUncertain, fence.ErrInvalid, fence.ErrUnavailable},
 		{reply("NOPERM ACL failure in script: No permissions to access a key"), fence.ErrUnavailable, fence.ErrUncertain, fence.ErrUnavailable, fence.ErrUnavailable},

@@ -80,16 +80,28 @@ func tagOf(slot uint16) string {
 	panic("redisfence: no tag for a slot") // a test has tried them all
 }
 
-// checkKeys refuses data keys that are none, or that are the guard's own.
-func (g *Guard) checkKeys(resource string, keys ...string) error {
-	mark, seq := g.MarkKey(resource), seqKey(g.prefix, resource)
-	for _, key := range keys {
-		switch key {
-		case "":
+// checkKeys refuses data keys that are none, or that are the guard's own. A script may look at the
+// marks of other resources.
+func (g *Guard) checkKeys(c call) error {
+	mark, seq := g.MarkKey(c.resource), seqKey(g.prefix, c.resource)
+	for _, key := range c.keys {
+		switch {
+		case key == "":
 			return &fence.InvalidError{Field: "key", Rule: "must not be empty"}
-		case mark, seq:
-			return &fence.InvalidError{Field: "key", Value: key, Rule: "is where the guard keeps the resource's mark; name the data otherwise"}
+		case key == mark, key == seq, !c.user && g.owns(key):
+			return &fence.InvalidError{Field: "key", Value: key, Rule: "is where the guard keeps the mark of a resource; name the data otherwise"}
 		}
 	}
 	return nil
+}
+
+// owns reports whether a key is the mark, or the record of steps, of any resource.
+func (g *Guard) owns(key string) bool {
+	for _, prefix := range []string{g.prefix, g.prefix + "seq:"} {
+		rest, ok := strings.CutPrefix(key, prefix+"{")
+		if _, resource, _ := strings.Cut(rest, "}"); ok && resource != "" && markKey(prefix, resource) == key {
+			return true
+		}
+	}
+	return false
 }

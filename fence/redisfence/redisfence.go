@@ -159,8 +159,9 @@ func (g *Guard) IncrBy(ctx context.Context, resource string, t fence.Token, key 
 // IncrBySeq is [Guard.IncrBy] that is applied at most once, however often it is repeated: seq
 // counts the steps that the holder of t takes on the resource, rising from 1, and one that is not
 // above the last is answered by [fence.ErrApplied]. So after [fence.ErrUncertain] the caller
-// repeats it with the same seq, and takes ErrApplied for done. The steps of one token come one
-// after the other, not at the same time. Gaps do no harm; another token starts anew.
+// repeats it with the same seq, and takes ErrApplied for done. One that failed by any other error
+// has not used its step. The steps of one token come one after the other, not at the same time.
+// Gaps do no harm; another token starts anew.
 func (g *Guard) IncrBySeq(ctx context.Context, resource string, t fence.Token, seq int64, key string, n int64) (int64, error) {
 	return g.incrBy(ctx, call{script: g.scripts.incrBySeq, resource: resource, token: t, seq: seq, sequenced: true}, key, n)
 }
@@ -206,7 +207,7 @@ func (g *Guard) check(ctx context.Context, c call) error {
 	if c.invalid != nil {
 		return c.invalid
 	}
-	if err := g.checkKeys(c.resource, c.keys...); err != nil {
+	if err := g.checkKeys(c); err != nil {
 		return err
 	}
 	return ctx.Err()

@@ -32,26 +32,27 @@ var (
 type scripts struct{ claim, check, set, hset, del, incrBy, incrBySeq string }
 
 func newScripts() scripts {
-	guarded := prologue(false, false)
+	guarded := prologue(false, "")
 	return scripts{
-		claim:     prologue(true, false) + "return 1",
+		claim:     prologue(true, "") + "return 1",
 		check:     script(checkText),
 		set:       guarded + script(setText),
 		hset:      guarded + script(hsetText),
 		del:       guarded + script(delText),
 		incrBy:    guarded + script(incrByText),
-		incrBySeq: prologue(false, true) + script(incrByText),
+		incrBySeq: prologue(false, seqText+strings.Replace(incrByText, "--[[UNDO]]", giveBack, 1)),
 	}
 }
 
+// giveBack undoes a step whose write failed, which may then be taken again.
+const giveBack = "redis.pcall('SET', record, t .. ' ' .. before)"
+
 // prologue is what comes before a write. With a probe it is refused where writes are refused, also
-// where the mark need not be raised: what follows may write nothing.
-func prologue(probe, sequenced bool) string {
+// where the mark need not be raised: what follows may write nothing. The steps are what runs
+// within it, last.
+func prologue(probe bool, steps string) string {
 	text := strings.Replace(prologueText, "@PROBE@", strconv.FormatBool(probe), 1)
-	if sequenced {
-		text = strings.Replace(text, "--[[SEQ]]", seqText, 1)
-	}
-	return script(text) + " "
+	return script(strings.Replace(text, "--[[SEQ]]", steps, 1)) + " "
 }
 
 // script puts what they share into a script, and joins its lines without the comments, which have
@@ -91,7 +92,7 @@ func (g *Guard) NewScript(src string) (*Script, error) {
 	case strings.Contains(head, "no-writes"):
 		return nil, &fence.InvalidError{Field: "script", Value: strings.TrimSpace(head), Rule: "must not have the flag no-writes: the mark of the resource has to be raised"}
 	}
-	return &Script{g, head + prologue(true, false) + body, head + prologue(true, true) + body}, nil
+	return &Script{g, head + prologue(true, "") + body, head + prologue(true, seqText) + body}, nil
 }
 
 // Run runs the script. The mark is raised before, and stays so where the script fails.
