@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/clock"
+	"github.com/holdfast-go/holdfast/internal/sqlerr"
 	"github.com/holdfast-go/holdfast/store"
 )
 
@@ -134,8 +135,8 @@ func TestClassify(t *testing.T) {
 		{errors.New("sql: database is closed"), store.ErrUnavailable, false},
 	} {
 		got := classify(test.err)
-		if !errors.Is(got, test.want) || busy(test.err) != test.busy {
-			t.Errorf("%v (%v): classify = %v, busy = %v", test.err, code(test.err), got, busy(test.err))
+		if !errors.Is(got, test.want) || sqlerr.SQLiteBusyNow(test.err) != test.busy {
+			t.Errorf("%v (%v): classify = %v, busy = %v", test.err, sqlerr.SQLiteCode(test.err), got, sqlerr.SQLiteBusyNow(test.err))
 		}
 		if strings.ContainsAny(got.Error(), "\n/") {
 			t.Errorf("classify(%v) = %q, want one line without paths", test.err, got)
@@ -192,14 +193,14 @@ func TestRetry(t *testing.T) {
 		calls := 0
 		err := s.retry(ctx, func() error {
 			if calls++; calls < 10 {
-				return coded(codeBusy)
+				return coded(sqlerr.SQLiteBusy)
 			}
 			return nil
 		})
 		if err != nil || calls != 10 {
 			t.Errorf("retry = %v after %d calls", err, calls)
 		}
-		err = s.retry(ctx, func() error { return coded(codeBusy) })
+		err = s.retry(ctx, func() error { return coded(sqlerr.SQLiteBusy) })
 		if !errors.Is(err, store.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) || ctx.Err() == nil {
 			t.Errorf("retry of a database that stays busy = %v", err)
 		}

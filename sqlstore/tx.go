@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/clock"
+	"github.com/holdfast-go/holdfast/internal/sqlerr"
 	"github.com/holdfast-go/holdfast/store"
 )
 
@@ -100,7 +101,7 @@ func (s *Store) retry(ctx context.Context, f func() error) error {
 			return nil
 		case hasKind(err):
 			return err
-		case busy(err):
+		case sqlerr.SQLiteBusyNow(err):
 			locked = err
 			if sleep(ctx, time.Duration(rand.Int64N(int64(pause)))) {
 				continue
@@ -139,7 +140,7 @@ func (s *Store) writeOnce(ctx context.Context, fn func(*tx) error) error {
 	defer conn.Close()
 	t := &tx{ctx: ctx, conn: conn, s: s, sent: s.clock.Now()}
 	if _, err := conn.ExecContext(ctx, "BEGIN IMMEDIATE"); err != nil {
-		if !busy(err) {
+		if !sqlerr.SQLiteBusyNow(err) {
 			t.end("ROLLBACK") // it may have begun all the same
 		}
 		return err
@@ -155,7 +156,7 @@ func (s *Store) writeOnce(ctx context.Context, fn func(*tx) error) error {
 	}
 	if err := t.end("COMMIT"); err != nil {
 		t.end("ROLLBACK")
-		if busy(err) {
+		if sqlerr.SQLiteBusyNow(err) {
 			return err
 		}
 		return uncertain(err)
@@ -170,7 +171,7 @@ func (t *tx) end(statement string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), callLimit)
 	defer cancel()
 	_, err := t.conn.ExecContext(ctx, statement)
-	if err != nil && statement == "ROLLBACK" && code(err) != codeError { // codeError: none was active
+	if err != nil && statement == "ROLLBACK" && sqlerr.SQLiteCode(err) != sqlerr.SQLiteError { // it is where none was active
 		t.conn.Raw(func(any) error { return driver.ErrBadConn })
 	}
 	return err
@@ -184,7 +185,7 @@ func (t *tx) check() error {
 		return t.conn.QueryRowContext(t.ctx, checkSQL).Scan(&journal, &synchronous, &version, &t.id)
 	}
 	err := read()
-	if err != nil && noTable(err) {
+	if err != nil && sqlerr.SQLiteNoTable(err) {
 		if err = t.checkSettings(); err == nil {
 			err = t.makeTables()
 		}
