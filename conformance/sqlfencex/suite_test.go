@@ -1,7 +1,6 @@
 package sqlfencex
 
 import (
-	"context"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -103,5 +102,3 @@ func TestReadModifyWrite(t *testing.T) {
 		}
 	})
 }
-
-var _ = context.Background

@@ -41,12 +41,12 @@ func (g *Guard) meaning(resource string, err error) error {
 	case sqlerr.NoTable:
 		return wrap(g.noTable())
 	case sqlerr.NoColumn:
-		return wrap(&fence.InvalidError{Field: "column", Value: g.l.table.given, Rule: "the table lacks one of the columns of the guard"})
+		return wrap(&fence.InvalidError{Field: "table", Value: g.l.table.given, Rule: "needs the " + g.l.needs()})
 	case sqlerr.OutOfRange, sqlerr.BadValue:
 		return wrap(&fence.InvalidError{Field: "resource", Value: resource,
 			Rule: "does not fit the type of column " + g.l.idName + ", or the token that of column " + g.l.tokName})
 	case sqlerr.Refused:
-		return wrap(fence.ErrInvalid)
+		return wrap(&fence.InvalidError{Field: "table", Value: g.l.table.given, Rule: "the database refuses it"})
 	}
 	if strings.Contains(err.Error(), "Scan error") {
 		return wrap(&fence.InvalidError{Field: "column", Value: g.l.tokName, Rule: "holds something that is no integer"})

@@ -3,6 +3,7 @@ package sqlfence
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"reflect"
 	"sync/atomic"
 	"time"
@@ -198,8 +199,8 @@ func (g *Guard) ClaimIn(ctx context.Context, h Handle, marks ...Mark) error {
 }
 
 // CheckIn is [Guard.Check] in the caller's own transaction. Until that ends, the marks stay
-// as they are: others may check them too, but on SQLite, and none can claim. Seq of the marks is not used.
-// Handles are those of [Guard.ClaimIn].
+// as they are: others may check them too, but on SQLite, and none can claim. Seq of the marks
+// is not used. Handles are those of [Guard.ClaimIn].
 func (g *Guard) CheckIn(ctx context.Context, h Handle, marks ...Mark) error {
 	plain := make([]Mark, len(marks))
 	for i, m := range marks {
@@ -230,7 +231,14 @@ func (g *Guard) in(ctx context.Context, h Handle, marks []Mark, how how, do func
 		return err
 	}
 	for _, c := range cs {
-		if err := do(c); err != nil {
+		err := do(c)
+		if errors.Is(err, fence.ErrNoResource) || errors.Is(err, fence.ErrInvalid) {
+			// The table may be the reason, and the check says so better.
+			if unfit := g.checked(ctx, h); errors.Is(unfit, fence.ErrInvalid) {
+				return unfit
+			}
+		}
+		if err != nil {
 			return tell(ctx, err)
 		}
 	}

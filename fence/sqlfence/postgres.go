@@ -38,43 +38,50 @@ func (p *postgres) lockSQL(lock string) string {
 		"WHERE t." + p.l.id + " = $1 AND cfg.new <> '' FOR " + lock + " OF t)"
 }
 
-func restoreSQL(keep bool) (column, from string) {
+// answerSQL reads cur, and has a row also where that has none, so that the setting goes back
+// in any case.
+func answerSQL(keep bool, raised string) string {
+	restore := "''"
 	if keep {
-		return ", set_config('lock_timeout', cfg.old, true)", ", cfg"
+		restore = "set_config('lock_timeout', cfg.old, true)"
 	}
-	return ", ''", ""
+	return " SELECT COALESCE(token, 0), COALESCE(seq, 0), COALESCE(prev_token, 0), COALESCE(prev_seq, 0), token IS NOT NULL, " +
+		raised + ", " + restore + " FROM cfg LEFT JOIN cur ON true"
 }
 
 func (p *postgres) readSQL(lock string, keep bool) string {
-	restore, from := restoreSQL(keep)
-	return p.lockSQL(lock) + " SELECT token, seq, prev_token, prev_seq" + restore + " FROM cur" + from
+	return p.lockSQL(lock) + answerSQL(keep, "0")
 }
 
 // $3 is the token and $4 the seq. UPDATE takes the newest version of the row, as FOR NO KEY
 // UPDATE does, which nobody can change in between.
 func (p *postgres) claimSQL(h how, keep bool) string {
 	c := claim{how: h, hasSeq: p.l.seq != ""}
-	restore, from := restoreSQL(keep)
 	return p.lockSQL("NO KEY UPDATE") + ", upd AS (UPDATE " + p.l.table.quoted + " t SET " +
 		p.l.set("t.", "$3::bigint", "$4::bigint", "$3::bigint") +
 		" FROM cur WHERE t." + p.l.id + " = $1 AND " + c.condition("cur.token", "cur.seq", "$3::bigint", "$4::bigint") +
-		" AND $4::bigint IS NOT NULL RETURNING 1) " +
-		"SELECT token, seq, prev_token, prev_seq" + restore + ", (SELECT count(*) FROM upd) FROM cur" + from
+		" AND $4::bigint IS NOT NULL RETURNING 1)" + answerSQL(keep, "(SELECT count(*) FROM upd)")
 }
 
 func (p *postgres) claim(ctx context.Context, h Handle, c *claim, keep bool) (row, bool, error) {
-	var old string
-	var raised int
-	r, err := scan(ctx, h, pick(p.claims[c.how], keep), []any{c.resource, p.wait, c.token, c.seq}, &old, &raised)
-	return r, raised > 0, err
+	return p.answer(ctx, h, pick(p.claims[c.how], keep), c.resource, p.wait, c.token, c.seq)
 }
 
 func (p *postgres) read(ctx context.Context, h Handle, resource string, s strength, keep bool) (row, error) {
 	if s == unlocked {
 		return scan(ctx, h, p.reads[s][0], []any{resource})
 	}
-	var old string
-	return scan(ctx, h, pick(p.reads[s], keep), []any{resource, p.wait}, &old)
+	r, _, err := p.answer(ctx, h, pick(p.reads[s], keep), resource, p.wait)
+	return r, err
+}
+
+func (p *postgres) answer(ctx context.Context, h Handle, query string, args ...any) (row, bool, error) {
+	var exists bool
+	var raised int
+	var setting string
+	r, err := scan(ctx, h, query, args, &exists, &raised, &setting)
+	r.exists = r.exists && exists
+	return r, raised > 0, err
 }
 
 func pick(pair [2]string, second bool) string {

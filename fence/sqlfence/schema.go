@@ -114,6 +114,17 @@ func (g *Guard) check(ctx context.Context, h Handle) error {
 	return nil
 }
 
+// needs lists the columns that the table must have.
+func (l *layout) needs() string {
+	wide := []string{l.tokName}
+	for _, name := range []string{l.seqName, l.prevTok, l.prevSqN} {
+		if name != "" {
+			wide = append(wide, name)
+		}
+	}
+	return "unique column " + l.idName + ", and of type BIGINT (SQLite: INTEGER) " + strings.Join(wide, ", ")
+}
+
 // fits says what is wrong with the table, whose columns were found.
 func (l *layout) fits(found []column, exact bool, missing *fence.InvalidError) error {
 	if len(found) == 0 {

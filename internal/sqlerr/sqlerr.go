@@ -23,7 +23,7 @@ const (
 	LockWait                // a lock was not to be had in time
 	Connection              // the connection broke or could not be made, or the server gave no definite answer
 	NoTable                 // no such table
-	NoColumn                // no such column
+	NoColumn                // no such column, or one of another type
 	OutOfRange              // a number that the column cannot hold
 	BadValue                // a text that the type of the column does not take
 	NoTx                    // a transaction is needed, and none is open
@@ -54,7 +54,7 @@ func PostgreSQL(err error) Kind {
 		return LockWait
 	case "42P01", "3F000":
 		return NoTable
-	case "42703":
+	case "42703", "42804", "42883":
 		return NoColumn
 	case "22003":
 		return OutOfRange
