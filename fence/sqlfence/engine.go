@@ -88,6 +88,21 @@ func scan(ctx context.Context, h Handle, query string, args []any, more ...any) 
 	return r, err
 }
 
+// tryClaim is claim by a statement that raises the mark where it may, and else says nothing:
+// try makes it, and read looks at the row, and locks it.
+func tryClaim(c *claim, try func() (row, bool, error), read func() (row, error)) (r row, ok bool, err error) {
+	for range 3 {
+		if r, ok, err = try(); ok || err != nil {
+			return r, ok, err
+		}
+		if r, err = read(); err != nil || !r.exists || !c.passes(r) {
+			return r, false, err
+		}
+		// The row was made, or changed, in between. Now it is locked.
+	}
+	return r, false, nil
+}
+
 // countReturning is count for databases that have RETURNING, whose statement takes the key.
 func countReturning(ctx context.Context, h Handle, statement, key string) (n int64, ok bool, err error) {
 	err = h.QueryRowContext(ctx, statement+" RETURNING token", key).Scan(&n)

@@ -61,24 +61,15 @@ func (m *mysql) claimSQL(c *claim) string {
 
 // claim takes nothing from the number of rows that the statement counts: depending on the
 // client's flags and on proxies, rows count that were not changed, or do not.
-func (m *mysql) claim(ctx context.Context, h Handle, c *claim, _ bool) (r row, ok bool, err error) {
-	for range 3 {
+func (m *mysql) claim(ctx context.Context, h Handle, c *claim, _ bool) (row, bool, error) {
+	return tryClaim(c, func() (row, bool, error) {
 		result, err := h.ExecContext(ctx, m.claimSQL(c))
 		if err != nil {
 			return row{}, false, err
 		}
-		if id, err := result.LastInsertId(); err != nil {
-			return row{}, false, err
-		} else if id != 0 {
-			return row{exists: true, seq: id ^ math.MinInt64}, true, nil
-		}
-		r, err = m.read(ctx, h, c.resource, exclusive, false)
-		if err != nil || !r.exists || !c.passes(r) {
-			return r, false, err
-		}
-		// The row was made, or changed, in between. Now it is locked.
-	}
-	return r, false, nil
+		id, err := result.LastInsertId()
+		return row{exists: true, seq: id ^ math.MinInt64}, err == nil && id != 0, err
+	}, func() (row, error) { return m.read(ctx, h, c.resource, exclusive, false) })
 }
 
 func (m *mysql) read(ctx context.Context, h Handle, resource string, s strength, _ bool) (row, error) {

@@ -11,7 +11,8 @@ import (
 type postgres struct {
 	l      layout
 	wait   string // lock_timeout, in milliseconds
-	claims map[how][2]string
+	claims map[how]string // says all, and can put the former setting back
+	raises map[how]string // says what it has raised only, and is quicker
 	reads  [exclusive + 1][2]string
 }
 
@@ -19,9 +20,9 @@ type postgres struct {
 // without the setting's value: that saves a round trip. The index 1 of a pair is the
 // statement that puts the former value back.
 func newPostgres(l layout, lockWait time.Duration) *postgres {
-	p := &postgres{l: l, wait: strconv.FormatInt(max(1, lockWait.Milliseconds()), 10), claims: map[how][2]string{}}
+	p := &postgres{l: l, wait: strconv.FormatInt(max(1, lockWait.Milliseconds()), 10), claims: map[how]string{}, raises: map[how]string{}}
 	for _, h := range []how{raise, monotonic, once, sequenced} {
-		p.claims[h] = [2]string{p.claimSQL(h, false), p.claimSQL(h, true)}
+		p.claims[h], p.raises[h] = p.claimSQL(h), p.raiseSQL(h)
 	}
 	p.reads[unlocked][0] = "SELECT " + l.readColumns() + " FROM " + l.table.quoted + " WHERE " + l.id + " = $1"
 	p.reads[unlocked][1] = p.reads[unlocked][0]
@@ -55,16 +56,32 @@ func (p *postgres) readSQL(lock string, keep bool) string {
 
 // $3 is the token and $4 the seq. UPDATE takes the newest version of the row, as FOR NO KEY
 // UPDATE does, which nobody can change in between.
-func (p *postgres) claimSQL(h how, keep bool) string {
+func (p *postgres) claimSQL(h how) string {
 	c := claim{how: h, hasSeq: p.l.seq != ""}
 	return p.lockSQL("NO KEY UPDATE") + ", upd AS (UPDATE " + p.l.table.quoted + " t SET " +
 		p.l.set("t.", "$3::bigint", "$4::bigint", "$3::bigint") +
 		" FROM cur WHERE t." + p.l.id + " = $1 AND " + c.condition("cur.token", "cur.seq", "$3::bigint", "$4::bigint") +
-		" AND $4::bigint IS NOT NULL RETURNING 1)" + answerSQL(keep, "(SELECT count(*) FROM upd)")
+		" AND $4::bigint IS NOT NULL RETURNING 1)" + answerSQL(true, "(SELECT count(*) FROM upd)")
+}
+
+func (p *postgres) raiseSQL(h how) string {
+	c := claim{how: h, hasSeq: p.l.seq != ""}
+	return "UPDATE " + p.l.table.quoted + " t SET " + p.l.set("t.", "$3::bigint", "$4::bigint", "$3::bigint") +
+		" FROM (SELECT " + p.l.readColumns() + " FROM (SELECT set_config('lock_timeout', $2, true) AS new) cfg, " + p.l.table.quoted +
+		" t WHERE t." + p.l.id + " = $1 AND cfg.new <> '' FOR NO KEY UPDATE OF t) cur (token, seq, prev_token, prev_seq)" +
+		" WHERE t." + p.l.id + " = $1 AND " + c.condition("cur.token", "cur.seq", "$3::bigint", "$4::bigint") +
+		" AND $4::bigint IS NOT NULL RETURNING cur.token, cur.seq, cur.prev_token, cur.prev_seq"
 }
 
 func (p *postgres) claim(ctx context.Context, h Handle, c *claim, keep bool) (row, bool, error) {
-	return p.answer(ctx, h, pick(p.claims[c.how], keep), c.resource, p.wait, c.token, c.seq)
+	args := []any{c.resource, p.wait, c.token, c.seq}
+	if keep {
+		return p.answer(ctx, h, p.claims[c.how], args...)
+	}
+	return tryClaim(c, func() (row, bool, error) {
+		r, err := scan(ctx, h, p.raises[c.how], args)
+		return r, r.exists, err
+	}, func() (row, error) { return p.read(ctx, h, c.resource, exclusive, false) })
 }
 
 func (p *postgres) read(ctx context.Context, h Handle, resource string, s strength, keep bool) (row, error) {
