@@ -33,7 +33,8 @@ Inside "holdfast run", RESOURCE is HOLDFAST_KEY and TOKEN is HOLDFAST_TOKEN wher
 given:
   holdfast run backup -- sh -c '
     holdfast fence claim || exit
-    make-backup >new.tar && holdfast fence check && mv new.tar backup.tar'
+    make-backup >new.$HOLDFAST_TOKEN && holdfast fence check && mv new.$HOLDFAST_TOKEN backup.tar'
+The token in the name keeps a holder that wakes from writing into the file of the next one.
 
 A check does not hold: whoever is paused between check and mv moves late all the same. It
 makes that unlikely where the resource cannot check for itself. What can, checks in the same

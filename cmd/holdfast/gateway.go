@@ -59,7 +59,7 @@ than the service needs for a request, if it goes on with those whose client is g
 to the service by another way, or through another gateway, is not in order with the rest.
 
 Health and metrics (--admin), for operators only:
-  /healthz  200 while the gateway serves and its marks can be written, else 503. The text has
+  /healthz  200 while the gateway serves and its marks can be written, else 503. The JSON has
             the state of the service too
   /metrics  for Prometheus
 
