@@ -4,6 +4,10 @@
 // Use it to test your own code. It works inside the bubbles of testing/synctest, it can
 // take a lease away ([Store.Lose]) or let its time end ([Store.Expire]), and
 // [Store.Peer] stands for another process.
+//
+// Tokens begin at 1 in each process. Marks of a guard that outlive it, in a database or in
+// Redis, therefore refuse those of the next process, or take them for the same: let them
+// end with the process, as those of [fence.Memory] do.
 package memstore
 
 import (
@@ -134,8 +138,9 @@ func (s *Store) Lose(key string) error {
 // Expire lets the time of the grant on key end now, as if its holder had been paused for
 // the rest of its ttl. The holder's own clock has not moved: it notices as with
 // [Store.Lose], and until then its lease looks valid while another can hold the key.
-// That is the case for which a guard compares fencing tokens. Where nobody holds the key,
-// Expire answers [store.ErrInvalid].
+// That is the case for which a guard compares fencing tokens. The other is a second
+// Locker: one that is granted a key anew ends its own former lease of it. Where nobody
+// holds the key, Expire answers [store.ErrInvalid].
 func (s *Store) Expire(key string) error {
 	return s.end(key, func(r *row) { r.grant.until = time.Now() })
 }
