@@ -62,7 +62,7 @@ func PostgreSQL(err error) Kind {
 		return BadValue
 	case "25P01":
 		return NoTx
-	case "42P07", "23505":
+	case "42P07", "42P06", "42710", "23505": // a table is a type, too
 		return Raced
 	case "25006", "53100", "53200", "53300", "57P03":
 		return Unavailable

@@ -51,7 +51,7 @@ func TestKinds(t *testing.T) {
 	}{
 		{PostgreSQL, pg("40001"), Retry}, {PostgreSQL, pg("40P01"), Retry}, {PostgreSQL, pg("55P03"), LockWait},
 		{PostgreSQL, pg("42P01"), NoTable}, {PostgreSQL, pg("42703"), NoColumn}, {PostgreSQL, pg("22003"), OutOfRange},
-		{PostgreSQL, pg("22P02"), BadValue}, {PostgreSQL, pg("25P01"), NoTx}, {PostgreSQL, pg("23505"), Raced},
+		{PostgreSQL, pg("22P02"), BadValue}, {PostgreSQL, pg("25P01"), NoTx}, {PostgreSQL, pg("23505"), Raced}, {PostgreSQL, pg("42710"), Raced},
 		{PostgreSQL, pg("57P01"), Connection}, {PostgreSQL, pg("08006"), Connection}, {PostgreSQL, pg("25P03"), Connection},
 		{PostgreSQL, pg("25006"), Unavailable}, {PostgreSQL, pg("57P03"), Unavailable}, {PostgreSQL, pg("23503"), Refused},
 		{PostgreSQL, pg("XX000"), Connection}, {PostgreSQL, pg("40003"), Connection}, {PostgreSQL, pg(""), Unknown},
