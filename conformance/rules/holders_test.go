@@ -88,7 +88,10 @@ func lateRelease(e *env) string {
 
 	la := a.claim(ttl)
 	late := a.fault("RELEASE").hold()
-	try := e.begin(la.try) // node 1 votes for A, the others have voted for C
+	refusals := a.fault("VOTE", 2, 3).holdReplies() // which would spare node 1 the request
+	try := e.begin(la.try)                          // node 1 votes for A, the others have voted for C
+	e.until("the vote of node 1", func() bool { return e.voted(1) != "" })
+	refusals.end()
 	late.await()
 	a.arrived("VOTE", 1)
 	if try.giveUp() == nil {
