@@ -516,7 +516,7 @@ func TestGateRefuseUnknown(t *testing.T) {
 		if err := m.Memory.Check(t.Context(), "new", 1); !errors.Is(err, fence.ErrNoResource) {
 			t.Errorf("the mark of a refused resource: %v", err)
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		e := enter(t.Context(), g, "new", 1)
 		e.wants(t, "a new resource afterwards", nil)
 		e.leave()

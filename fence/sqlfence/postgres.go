@@ -10,7 +10,7 @@ import (
 
 type postgres struct {
 	l      layout
-	wait   string // lock_timeout, in milliseconds
+	wait   string         // lock_timeout, in milliseconds
 	claims map[how]string // says all, and can put the former setting back
 	raises map[how]string // says what it has raised only, and is quicker
 	reads  [exclusive + 1][2]string

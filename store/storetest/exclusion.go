@@ -58,7 +58,7 @@ func testSameLabel(e *env) {
 	e.release(b, "the refused claim with the same label")
 	e.extend(a, "the holder, after the other claim with its label was released")
 	e.release(a, "the holder")
-	if next := e.grant(e.s2.Claim(key, o), "the next claim with the same label"); next.Owner == g.Owner {
+	if next := e.regrant(e.s2.Claim(key, o), "the next claim with the same label"); next.Owner == g.Owner {
 		e.Errorf("two claims with the same label have the same owner %q", g.Owner)
 	}
 }

@@ -234,11 +234,11 @@ func (e *env) grant(c store.Claim, what string) store.Grant {
 
 // regrant is grant right after another's Release, which returns when a quorum of servers
 // has executed it: on a busy machine the others may say for a moment longer that the key
-// is held.
+// is held, or to be busy.
 func (e *env) regrant(c store.Claim, what string) store.Grant {
 	e.Helper()
 	for range 3 {
-		if g, err := e.try(c); !errors.Is(err, store.ErrHeld) {
+		if g, err := e.try(c); !errors.Is(err, store.ErrHeld) && !errors.Is(err, store.ErrUnavailable) {
 			if err != nil {
 				e.Fatalf("%s: Try answers %v, want a grant", what, err)
 			}
