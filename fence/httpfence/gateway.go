@@ -17,7 +17,10 @@ import (
 	"github.com/holdfast-go/holdfast/fence"
 )
 
-const defaultUpstreamTimeout = time.Minute
+const (
+	defaultUpstreamTimeout = time.Minute
+	partingLimit           = time.Second // to tell the client that UpstreamTimeout has ended
+)
 
 // GatewayOptions describe a [Gateway].
 type GatewayOptions struct {
@@ -27,7 +30,8 @@ type GatewayOptions struct {
 	Guarded  func(*http.Request) bool            // as in [Options]
 
 	// UpstreamTimeout bounds each guarded request, from its entry to the end of the answer, and
-	// also a connection that it has upgraded. It should be larger than what the service allows
+	// also a connection that it has upgraded. A client that does not read its answer by then, nor
+	// in the second after it, is cut off. It should be larger than what the service allows
 	// itself, since a request that is cut off may still be at work. 0 = 1 min.
 	UpstreamTimeout time.Duration
 
@@ -136,8 +140,26 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), g.limit)
 		defer cancel()
+		defer cutAfter(ctx, w)()
 	}
 	g.proxy.ServeHTTP(w, r.WithContext(context.WithValue(ctx, passageKey{}, p)))
+}
+
+// cutAfter bounds how long after the end of ctx the connection to the client is waited for: a
+// client that is stopped would keep its place for as long as it is. stop ends that.
+func cutAfter(ctx context.Context, w http.ResponseWriter) (stop func()) {
+	done := make(chan struct{})
+	after := context.AfterFunc(ctx, func() {
+		defer close(done)
+		conn, at := http.NewResponseController(w), time.Now().Add(partingLimit)
+		_ = conn.SetWriteDeadline(at) // where there is none, there is no client to wait for
+		_ = conn.SetReadDeadline(at)
+	})
+	return func() {
+		if !after() {
+			<-done // the connection's next request must not be cut
+		}
+	}
 }
 
 // leave gives the place of a request back, later where the service may still be at work on it.
