@@ -27,7 +27,7 @@ type GatewayOptions struct {
 	Upstream *url.URL                            // the service: http or https, a host, perhaps a path that goes before that of the request; required
 	Gate     *Gate                               // required
 	Resource func(*http.Request) (string, error) // as in [Options]
-	Guarded  func(*http.Request) bool            // as in [Options]
+	Guarded  func(*http.Request) bool            // as in [Options]; nil does not count the offer of h2c, which goes no further
 
 	// UpstreamTimeout bounds each guarded request, from its entry to the end of the answer, and
 	// also a connection that it has upgraded. A client that does not read its answer by then, nor
@@ -58,9 +58,10 @@ type GatewayOptions struct {
 // ends the client's connection.
 //
 // What a gateway cannot know: whether a request is still at work in the service after its answer
-// did not come, because the connection broke, UpstreamTimeout ended or the gateway was killed.
-// It keeps the place of such a request for GateOptions.Settle longer; a service that works on for
-// longer than that writes after the next holder has begun. Nor does it know of a way to the
+// did not come, because the connection broke, UpstreamTimeout ended or the gateway was killed,
+// nor with what came last over a connection that was upgraded. It keeps the place of such a
+// request for GateOptions.Settle longer; a service that works on for longer than that writes
+// after the next holder has begun. Nor does it know of a way to the
 // service that goes around it, or of what the service starts and does not wait for. Run one
 // gateway before a service: see [Gate].
 type Gateway struct {
@@ -87,6 +88,9 @@ func NewGateway(o GatewayOptions) (*Gateway, error) {
 		return nil, &fence.InvalidError{Field: "UpstreamTimeout", Value: o.UpstreamTimeout.String(), Rule: "must not be negative"}
 	}
 	g := &Gateway{gate: o.Gate, which: Options{Resource: o.Resource, Guarded: o.Guarded}, limit: o.UpstreamTimeout, fail: o.Failed}
+	if g.which.Guarded == nil {
+		g.which.Guarded = func(r *http.Request) bool { return !safe(r) || r.Header["Upgrade"] != nil && !offersH2C(r) }
+	}
 	g.which.setDefaults()
 	if g.limit == 0 {
 		g.limit = defaultUpstreamTimeout
@@ -200,7 +204,7 @@ func rewrite(pr *httputil.ProxyRequest, upstream *url.URL) {
 		delete(h, altHeader)
 		h[Header] = []string{p.token.String()}
 	}
-	if strings.EqualFold(h.Get("Upgrade"), "h2c") { // through which requests would pass unseen
+	if offersH2C(pr.In) { // through which requests would pass unseen
 		h.Del("Upgrade")
 		h.Del("Connection")
 		h.Del("Http2-Settings")
@@ -209,6 +213,10 @@ func rewrite(pr *httputil.ProxyRequest, upstream *url.URL) {
 		pr.Out.Body = &sent{ReadCloser: pr.Out.Body}
 	}
 }
+
+// offersH2C reports whether the request would go on over HTTP/2, which many clients offer with
+// each one; the gateway does not pass that on.
+func offersH2C(r *http.Request) bool { return strings.EqualFold(r.Header.Get("Upgrade"), "h2c") }
 
 // sent is the body of a request. It remembers that the client did not send it whole.
 type sent struct {
@@ -231,12 +239,10 @@ func (c *carrier) RoundTrip(r *http.Request) (*http.Response, error) {
 	p := passageOf(r)
 	p.sent = true
 	resp, err := c.RoundTripper.RoundTrip(r)
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, err
-	case resp.StatusCode == http.StatusSwitchingProtocols:
-		p.over = true // once the connection has ended, and with it the call of the proxy
-	default:
+	}
+	if resp.StatusCode != http.StatusSwitchingProtocols { // which has no end that the service tells
 		resp.Body = &received{resp.Body, p}
 	}
 	return resp, nil
@@ -300,7 +306,7 @@ func failureStatus(p *passage, r *http.Request, err error) int {
 // connection. One that the transport may have sent before, on another connection, may have.
 func notSent(p *passage, r *http.Request, err error) bool {
 	var op *net.OpError
-	again := !guarded(r) || r.Header["Idempotency-Key"] != nil || r.Header["X-Idempotency-Key"] != nil
+	again := safe(r) || r.Header["Idempotency-Key"] != nil || r.Header["X-Idempotency-Key"] != nil
 	return !p.sent || !again && errors.As(err, &op) && op.Op == "dial"
 }
 

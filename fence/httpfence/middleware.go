@@ -34,12 +34,14 @@ func (o *Options) setDefaults() {
 	}
 }
 
-func guarded(r *http.Request) bool {
+func guarded(r *http.Request) bool { return !safe(r) || r.Header["Upgrade"] != nil }
+
+func safe(r *http.Request) bool {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
-		return r.Header["Upgrade"] != nil
+		return true
 	}
-	return true
+	return false
 }
 
 // identify returns the resource and the token of a request, and a zero token where it is not
@@ -78,7 +80,9 @@ func (o *Options) identify(r *http.Request) (resource string, t fence.Token, err
 // middleware then demands the token and hands it on, and all the checking is the handler's,
 // which answers by WriteError what its guard says.
 //
-// What a handler leaves behind when it returns, such as goroutines, is not waited for.
+// What a handler leaves behind when it returns, such as goroutines, is not waited for. A client
+// that is stopped keeps a handler that writes to it, or reads from it, in its place: give the
+// server a ReadTimeout and a WriteTimeout.
 func Middleware(gate *Gate, o Options) func(http.Handler) http.Handler {
 	o.setDefaults()
 	return func(next http.Handler) http.Handler {
@@ -98,7 +102,7 @@ func Middleware(gate *Gate, o Options) func(http.Handler) http.Handler {
 					refuse(w, err)
 					return
 				}
-				if h, ok := w.(http.Hijacker); ok {
+				if h := hijackerOf(w); h != nil {
 					stay := &visit{left: leave}
 					stay.parts.Store(1)
 					w, leave = &hijackable{w, h, stay}, stay.leave
@@ -107,6 +111,20 @@ func Middleware(gate *Gate, o Options) func(http.Handler) http.Handler {
 			}
 			next.ServeHTTP(w, r.WithContext(fence.WithToken(r.Context(), resource, t)))
 		})
+	}
+}
+
+// hijackerOf returns what an [http.ResponseController] of w would ask, nil where there is none.
+func hijackerOf(w http.ResponseWriter) http.Hijacker {
+	for {
+		switch v := w.(type) {
+		case http.Hijacker:
+			return v
+		case interface{ Unwrap() http.ResponseWriter }:
+			w = v.Unwrap()
+		default:
+			return nil
+		}
 	}
 }
 

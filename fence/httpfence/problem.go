@@ -8,7 +8,9 @@ import (
 	"mime"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/holdfast-go/holdfast/fence"
 )
@@ -189,6 +191,11 @@ func ReadError(resp *http.Response) error {
 	return p.err(resp.StatusCode)
 }
 
+// oneLine leaves out what the text of an error must not hold.
+func oneLine(s string) string {
+	return strings.Join(strings.FieldsFunc(s, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }), " ")
+}
+
 // replayed is a body of which a part is read once more.
 type replayed struct {
 	io.Reader
@@ -197,6 +204,7 @@ type replayed struct {
 
 // err is nil where the problem is none of ours.
 func (p *problem) err(status int) error {
+	p.Field, p.Detail = oneLine(p.Field), oneLine(p.Detail)
 	if p.Type == urn+staleName {
 		token, err := fence.ParseToken(p.Token)
 		seen, err2 := fence.ParseToken(p.Seen)

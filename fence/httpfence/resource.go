@@ -24,16 +24,33 @@ func ByPath(r *http.Request) (string, error) {
 	return plain, nil
 }
 
-// ByHeader names the resource by a header of the request, which must come once. The service
-// must take the resource from the same header: whatever else it acts on is not guarded.
+// ByHeader names the resource by a header of the request, which must come once, and must not be
+// declared by the header Connection to be for the next hop only. The service must take the
+// resource from the same header: whatever else it acts on is not guarded.
 func ByHeader(name string) func(*http.Request) (string, error) {
 	key := http.CanonicalHeaderKey(name)
 	return func(r *http.Request) (string, error) {
-		if v := r.Header[key]; len(v) == 1 && v[0] != "" {
-			return v[0], nil
+		v := r.Header[key]
+		switch {
+		case len(v) != 1 || v[0] == "":
+			return "", invalidResource("", "the header "+key+", which names it, must come once and not be empty")
+		case forOneHop(r.Header, key): // a proxy drops it, and the service would act on another
+			return "", invalidResource(v[0], "the header Connection must not name "+key)
 		}
-		return "", invalidResource("", "the header "+key+", which names it, must come once and not be empty")
+		return v[0], nil
 	}
+}
+
+// forOneHop reports whether the header Connection names key.
+func forOneHop(h http.Header, key string) bool {
+	for _, list := range h["Connection"] {
+		for name := range strings.SplitSeq(list, ",") {
+			if strings.EqualFold(strings.Trim(name, " \t"), key) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // ByPattern names the resource by the first segments of the path: with /accounts/{id} both
