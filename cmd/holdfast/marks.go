@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -59,6 +60,9 @@ type marks struct {
 	known     atomic.Int64          // resources
 	claims    atomic.Int64          // marks raised since it was opened
 	broken    atomic.Pointer[error] // of a commit that failed on the way to the disk
+
+	mu      sync.Mutex
+	raising map[string]int // by resource: claims whose commit is not over, whoever waits for it
 }
 
 var _ fence.Guard = (*marks)(nil)
@@ -75,7 +79,7 @@ func openMarks(path string, o marksOptions) (*marks, error) {
 	case o.readOnly && (errors.Is(err, fs.ErrNotExist) || err == nil && info.Size() == 0):
 		return nil, &fence.Error{Kind: fence.ErrNoResource, Err: fmt.Errorf("there are no marks in %s yet", path)}
 	}
-	m := &marks{path: path, committed: o.committed}
+	m := &marks{path: path, committed: o.committed, raising: map[string]int{}}
 	if err := guarded(path, func() error { return m.open(o) }); err != nil {
 		return nil, err
 	}
@@ -142,6 +146,11 @@ func (m *marks) begin(o marksOptions) error {
 		}
 		return nil
 	})
+	if err == nil && o.shared { // what a process that was killed has written need not be on the disk
+		if err = m.db.Sync(); err != nil {
+			err = &fence.Error{Kind: fence.ErrUnavailable, Err: fmt.Errorf("the marks file %s cannot be written: %w", m.path, err)}
+		}
+	}
 	if err != nil || !m.made {
 		return err
 	}
@@ -275,6 +284,7 @@ func looked(ctx context.Context, resource string, t, mark fence.Token, err error
 // claim raises the mark to t, if it is not higher, and returns it once it is on the disk.
 func (m *marks) claim(ctx context.Context, resource string, t fence.Token) (fence.Token, error) {
 	return m.ask(ctx, resource, fence.ErrUncertain, func() (mark fence.Token, err error) {
+		defer m.beginRaise(resource)()
 		var bad error // is none of the commit, which others share
 		err = m.commit(resource, func(tx *bbolt.Tx) error {
 			bad = guarded(m.path, func() (err error) {
@@ -288,15 +298,46 @@ func (m *marks) claim(ctx context.Context, resource string, t fence.Token) (fenc
 }
 
 // look returns the mark, which is zero where there is none. It is read from memory, unless the
-// system has taken the page away.
-func (m *marks) look(_ context.Context, resource string, _ fence.Token) (mark fence.Token, err error) {
-	err = guarded(m.path, func() error {
-		return m.view(resource, func(tx *bbolt.Tx) (err error) {
-			mark, err = m.parse(resource, tx.Bucket(marksBucket).Get([]byte(resource)))
-			return err
+// system has taken the page away. bbolt shows what a commit has written before that is on the
+// disk: while a claim of the resource is under way, look makes a commit of its own, which comes
+// after it.
+func (m *marks) look(ctx context.Context, resource string, _ fence.Token) (mark fence.Token, err error) {
+	read := func(tx *bbolt.Tx) (err error) {
+		mark, err = m.parse(resource, tx.Bucket(marksBucket).Get([]byte(resource)))
+		return err
+	}
+	err = guarded(m.path, func() error { return m.view(resource, read) })
+	if err != nil || !m.isRaising(resource) {
+		return mark, cmp.Or(err, m.usable(resource)) // the commit of what was read may have failed
+	}
+	return m.ask(ctx, resource, fence.ErrUnavailable, func() (fence.Token, error) {
+		var bad error
+		err := m.commit(resource, func(tx *bbolt.Tx) error {
+			bad = guarded(m.path, func() error { return read(tx) })
+			return nil
 		})
+		return mark, cmp.Or(err, bad)
 	})
-	return mark, err
+}
+
+// beginRaise is called before a claim asks for its commit, and its result after that is over.
+func (m *marks) beginRaise(resource string) (end func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.raising[resource]++
+	return func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.raising[resource]--; m.raising[resource] == 0 {
+			delete(m.raising, resource)
+		}
+	}
+}
+
+func (m *marks) isRaising(resource string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.raising[resource] > 0
 }
 
 // raise raises the mark to t, if it is not higher, and returns it. A mark that need not be raised

@@ -354,6 +354,35 @@ func TestMarksBroken(t *testing.T) {
 	}
 }
 
+// A mark counts once it is on the disk, and not while its commit hangs there.
+func TestMarksOnTheDisk(t *testing.T) {
+	m := mustOpenMarks(t, filepath.Join(t.TempDir(), "marks"), marksOptions{shared: true})
+	wantErr(t, "claim", m.Claim(t.Context(), "a", 5), nil)
+	written, synced, write := make(chan struct{}, 9), make(chan struct{}), m.write
+	var disk sync.Mutex // commits come one after another
+	m.write = func(f func(*bbolt.Tx) error) error {
+		disk.Lock()
+		defer disk.Unlock()
+		err := write(f)
+		written <- struct{}{}
+		<-synced
+		return err
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	claim := make(chan error, 1)
+	go func() { claim <- m.Claim(gone, "a", 6) }()
+	<-written
+	cancel() // who asked has gone, and the commit goes on
+	wantErr(t, "the claim", <-claim, fence.ErrUncertain)
+	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	wantErr(t, "check of a mark that is on its way to the disk", m.Check(short, "a", 6), fence.ErrUnavailable)
+	wantErr(t, "check of another resource", m.Check(t.Context(), "b", 6), fence.ErrNoResource)
+	close(synced)
+	wantErr(t, "check of the mark on the disk", m.Check(t.Context(), "a", 6), nil)
+	eventually(t, "no claim is under way", func() bool { return !m.isRaising("a") })
+}
+
 func TestMarksProbe(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "marks")
 	m := mustOpenMarks(t, path, marksOptions{shared: true})
