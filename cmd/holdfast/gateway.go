@@ -67,7 +67,8 @@ SIGTERM or SIGINT ends the gateway: it takes no new connections, and waits for r
 as long as --drain. A second one ends it at once.
 
 Output with --json, one object a line: time, event (listening, complete, upstream-fails,
-upstream-answers, stopping, failed, and request with --access-log), and what belongs to it.
+upstream-answers, connection, stopping, failed, and request with --access-log), and what
+belongs to it.
 
 Exit codes:
   0    ended by SIGTERM or SIGINT, all requests done

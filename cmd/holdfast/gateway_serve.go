@@ -31,6 +31,7 @@ type passage struct {
 	http.ResponseWriter
 	began  time.Time
 	sent   atomic.Int64 // to the service, in nanoseconds since it began; zero: not
+	begun  atomic.Bool  // the service's answer
 	failed atomic.Bool
 	status int
 	own    []byte
@@ -38,10 +39,15 @@ type passage struct {
 
 type passageKey struct{}
 
-// ServeHTTP passes a request to the gateway of httpfence, and counts what became of it.
+// ServeHTTP passes a request to the gateway of httpfence, and counts what became of it, also
+// where the answer breaks off, which is a panic.
 func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p := &passage{ResponseWriter: w, began: time.Now()}
+	defer g.count(r, p)
 	g.proxy.ServeHTTP(p, r.WithContext(context.WithValue(r.Context(), passageKey{}, p)))
+}
+
+func (g *gateway) count(r *http.Request, p *passage) {
 	outcome := p.outcome()
 	g.meters.requests[outcome].Inc()
 	if sent := p.sent.Load(); sent != 0 {
@@ -59,7 +65,7 @@ func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 const (
 	passed      = "passed" // the service answered
 	failed      = "upstream_error"
-	abandoned   = "abandoned" // the client went away before the request was sent on
+	abandoned   = "abandoned" // the client went away before the request was sent on, or an unguarded one was answered
 	stale       = "stale"
 	missing     = "missing"
 	invalid     = "invalid"
@@ -73,10 +79,15 @@ var outcomes = []string{passed, failed, abandoned, stale, missing, invalid, busy
 type sending struct{ base http.RoundTripper }
 
 func (s sending) RoundTrip(r *http.Request) (*http.Response, error) {
-	if p, ok := r.Context().Value(passageKey{}).(*passage); ok {
+	p, ok := r.Context().Value(passageKey{}).(*passage)
+	if ok {
 		p.sent.Store(max(1, int64(time.Since(p.began))))
 	}
-	return s.base.RoundTrip(r)
+	resp, err := s.base.RoundTrip(r)
+	if ok && err == nil {
+		p.begun.Store(true)
+	}
+	return resp, err
 }
 
 func (p *passage) Unwrap() http.ResponseWriter { return p.ResponseWriter }
@@ -107,8 +118,10 @@ func (p *passage) outcome() string {
 	switch {
 	case p.failed.Load():
 		return failed
-	case p.sent.Load() != 0:
+	case p.begun.Load():
 		return passed
+	case p.sent.Load() != 0:
+		return abandoned
 	}
 	err := httpfence.ReadError(&http.Response{StatusCode: p.status, Header: p.Header(), Body: io.NopCloser(bytes.NewReader(p.own))})
 	for _, k := range []struct {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -192,6 +193,62 @@ func TestGateway(t *testing.T) {
 	second := launch(t, dir, "fence", "claim", "--wait", "100ms", "--marks", "file:marks", "a", "9")
 	if code := second.code(); code != exitFailed || !strings.Contains(second.err.String(), "has the marks file marks open") {
 		t.Errorf("a second user: %d, %s", code, &second.err)
+	}
+}
+
+// What broke off is counted and logged too, and says nothing good of the service.
+func TestGatewayCountsWhatBreaksOff(t *testing.T) {
+	arrived := make(chan struct{}, 1)
+	service := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/breaks":
+			io.WriteString(w, "a part")
+			w.(http.Flusher).Flush()
+			panic(http.ErrAbortHandler)
+		case "/hangs":
+			arrived <- struct{}{}
+			<-r.Context().Done()
+		}
+	}))
+	defer service.Close()
+	g := launchGateway(t, t.TempDir(), service.URL, "--refuse-unknown", "0", "--settle", "0", "--access-log")
+	g.ask("PUT", "/breaks", "5")
+	eventually(t, "the answer that broke off to be counted", func() bool {
+		return g.metric(`holdfast_gateway_requests_total{outcome="upstream_error"}`) == "1"
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		<-arrived
+		cancel()
+	}()
+	r, err := http.NewRequestWithContext(ctx, "GET", g.address+"/hangs", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp, err := g.client.Do(r); err == nil {
+		resp.Body.Close()
+		t.Error("an answer came")
+	}
+	eventually(t, "the client that went away to be counted", func() bool {
+		return g.metric(`holdfast_gateway_requests_total{outcome="abandoned"}`) == "1"
+	})
+	if _, text := g.look("/healthz"); !strings.Contains(text, "EOF") {
+		t.Errorf("healthz: %s", text)
+	}
+	lines := map[any]any{}
+	eventually(t, "both to be logged", func() bool {
+		for _, r := range complete(t, g.err.String()) {
+			if r["event"] == "upstream-answers" {
+				t.Fatalf("the service has not answered: %v", r)
+			}
+			if r["event"] == "request" {
+				lines[r["path"]] = r["outcome"]
+			}
+		}
+		return len(lines) == 2
+	})
+	if lines["/breaks"] != failed || lines["/hangs"] != abandoned {
+		t.Errorf("access log: %v", lines)
 	}
 }
 
