@@ -11,9 +11,9 @@ import (
 // ByPath names the resource by the path of the request, decoded and without a slash at its end.
 // A path that a service might read in two ways is refused by a [*fence.InvalidError]: one with
 // empty segments, "." or "..", an encoded slash, or a backslash. Where a service takes more
-// spellings for one resource, such as letters of either case, or where the query names it,
-// write a function that gives all of them one name; a name too coarse is safe, one too fine is
-// not.
+// spellings for one resource, such as letters of either case, or parameters behind a semicolon
+// that it leaves out, or where the query names it, write a function that gives all of them one
+// name; a name too coarse is safe, one too fine is not.
 func ByPath(r *http.Request) (string, error) {
 	p := r.URL.Path
 	plain := path.Clean(p)
