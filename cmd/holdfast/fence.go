@@ -142,7 +142,11 @@ func (f *fenceFlags) run(ctx context.Context, verb string, args []string) error 
 	case errors.Is(err, fence.ErrUnclaimed), errors.Is(err, fence.ErrNoResource) && spec.column == nil:
 		err = fmt.Errorf("%w; holdfast fence claim comes first", err)
 	}
-	return refusal(asked("fence "+verb, "", f.wait+answerLimit, err))
+	err = asked("fence "+verb, "", f.wait+answerLimit, err)
+	if advice(err) == reachAdvice {
+		return &exit{exitFailed, fmt.Errorf("%w; %s", err, reachMarksAdvice)}
+	}
+	return refusal(err)
 }
 
 // fenceArgs are the arguments, else what holdfast run says in the environment.

@@ -99,6 +99,8 @@ func TestParseMarksRefuses(t *testing.T) {
 		{"", "invalid marks", "must be a URL"},
 		{"/var/lib/marks", `"/var/lib/marks"`, "must be a URL: file:PATH"},
 		{"etcd://h", `"etcd://h"`, "unknown scheme"},
+		{"host=h password=hunter2", `"host=h ***"`, "must be a URL"},
+		{"sqlite:/x?Password=hunter2", `"sqlite:/x?***"`, "does not exist"},
 		{"file:", `"file:"`, "names no file"},
 		{"file://h/x", `"file://h/x"`, "write file:PATH"},
 		{"file:/x?table=t", `"file:/x?table=t"`, "no parameters"},
@@ -278,6 +280,7 @@ func TestFenceRedis(t *testing.T) {
 	fenceOn(t, fmt.Sprintf("redis://bob:%s@%s", oddEscaped, s.Addr()), "s")
 	fenceOn(t, fmt.Sprintf("rediss://%s?tls-ca=%s", s.TLSAddr(), param(certs.CA)), "t")
 	fenceFails(t, fmt.Sprintf("redis://bob:hunter2@%s", s.Addr()), "r", 125, "WRONGPASS")
+	fenceFails(t, "redis://127.0.0.1:1", "r", 125, "check that --marks (or HOLDFAST_MARKS) names servers")
 	g, err := redisfence.New(func(context.Context, string, []string, []string) (any, error) { return nil, nil }, redisfence.Options{})
 	if err != nil {
 		t.Fatal(err)

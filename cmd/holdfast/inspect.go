@@ -70,7 +70,11 @@ func refusal(err error) error {
 	return &exit{exitFailed, err}
 }
 
-const reachAdvice = "check that --store (or " + storeVariable + ") names servers that run and can be reached from this machine"
+const (
+	reachAdvice      = "check that --store (or " + storeVariable + reachable
+	reachMarksAdvice = "check that --marks (or " + marksVariable + reachable
+	reachable        = ") names servers that run and can be reached from this machine"
+)
 
 // advice is what a user of the command can do about an error of the store, or empty.
 func advice(err error) string {

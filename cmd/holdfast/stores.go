@@ -189,6 +189,9 @@ func hideSecrets(raw string) string {
 		if i := strings.LastIndexByte(raw, '@'); i >= 0 {
 			return "***" + raw[i:]
 		}
+		if i := strings.Index(strings.ToLower(raw), "password"); i >= 0 { // of what is no URL, such as host=h password=p
+			return raw[:i] + "***"
+		}
 		return raw
 	}
 	tail := ""
