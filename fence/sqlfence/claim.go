@@ -92,6 +92,9 @@ type claim struct {
 	hasSeq bool // the layout has a column for it
 	// before is the seq that the claim has found; zero where it is not known.
 	before int64
+	// lost is the error of a commit after which the claim was made again without asking what
+	// became of it, as one can that may be repeated.
+	lost error
 }
 
 // passes reports whether a claim succeeds where r is found.

@@ -34,8 +34,10 @@ type engine interface {
 	// there is no row. It needs no transaction.
 	count(ctx context.Context, h Handle, key string) (n int64, ok bool, err error)
 
-	// columns lists the columns of the table; none where there is no such table. It learns
-	// on the way what the other methods need to know of the server.
+	// learn finds out what the other methods need to know of the server. It reads no table, so
+	// that what the transaction reads later is not old. Pools that do not commit are refused.
+	learn(ctx context.Context, h Handle) error
+	// columns lists the columns of the table; none where there is no such table. It learns, too.
 	columns(ctx context.Context, h Handle) ([]column, error)
 	create() []string // the own table; harmless where it exists
 	// inTx reports whether the handle is in a transaction.

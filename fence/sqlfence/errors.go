@@ -20,7 +20,7 @@ func (g *Guard) fault(err error) sqlerr.Kind {
 			return kind
 		}
 	}
-	if errors.Is(err, errSlow) {
+	if errors.Is(err, errSlow) || errors.Is(err, errLate) {
 		return sqlerr.Connection
 	}
 	return g.e.fault(err)

@@ -11,7 +11,10 @@ import (
 	"github.com/holdfast-go/holdfast/fence"
 )
 
-const defaultLockWait = 5 * time.Second
+const (
+	defaultLockWait = 5 * time.Second
+	maxLockWait     = 24 * 24 * time.Hour // PostgreSQL counts it in milliseconds, in 31 bits
+)
 
 // Guard is a guard over one database. It is safe for concurrent use.
 type Guard struct {
@@ -24,7 +27,8 @@ type Guard struct {
 	lookOptions *sql.TxOptions // to settle
 
 	counts bool        // the table is that of a Sequence
-	ok     atomic.Bool // the table was found to be fit
+	ok     atomic.Bool // the table, and the pool, were found to be fit
+	okIn   atomic.Bool // the table was, on a handle of the caller
 	turns  turns
 }
 
@@ -43,7 +47,7 @@ func New(db *sql.DB, o Options) (*Guard, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := &Guard{db: db, o: o, l: l, lockWait: o.LockWait}
+	g := &Guard{db: db, o: o, l: l, lockWait: min(o.LockWait, maxLockWait)}
 	if g.lockWait == 0 {
 		g.lockWait = defaultLockWait
 	}
@@ -125,7 +129,8 @@ func (g *Guard) inTurn(ctx context.Context, cs []*claim, fn func(*sql.Tx) error)
 		return err
 	}
 	defer leave()
-	return g.loop(ctx, cs[0].resource, func() (next, error) { return g.attempt(ctx, cs, fn) })
+	err = g.loop(ctx, cs[0].resource, func() (next, error) { return g.attempt(ctx, cs, fn) })
+	return cs[0].doubted(ctx, err)
 }
 
 // Claim implements [fence.Guard], in a transaction of its own. It uses no token up, but in
@@ -229,6 +234,9 @@ func (g *Guard) in(ctx context.Context, h Handle, marks []Mark, how how, do func
 	}
 	if err := g.transactional(ctx, h); err != nil {
 		return err
+	}
+	if err := g.learn(ctx, h); err != nil {
+		return g.inside(ctx, "", err)
 	}
 	for _, c := range cs {
 		err := do(c)

@@ -2,6 +2,7 @@ package sqlfence
 
 import (
 	"context"
+	"database/sql"
 	"fmt"
 	"math"
 	"strconv"
@@ -9,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/holdfast-go/holdfast/fence"
 	"github.com/holdfast-go/holdfast/internal/sqlerr"
 )
 
@@ -17,7 +19,7 @@ import (
 type mysql struct {
 	l        layout
 	lockWait time.Duration
-	// mariadb is set by columns. MySQL has no way to bound the wait of one statement that
+	// mariadb is set by learn. MySQL has no way to bound the wait of one statement that
 	// leaves the session as it was; the guard's own timer ends it there.
 	mariadb atomic.Bool
 }
@@ -107,12 +109,25 @@ const mysqlColumnsSQL = `SELECT c.column_name, c.data_type, EXISTS (SELECT 1 FRO
 		ON t.table_schema = c.table_schema AND t.table_name = c.table_name
 	WHERE c.table_name = %s AND c.table_schema = %s`
 
-func (m *mysql) columns(ctx context.Context, h Handle) ([]column, error) {
+// learn refuses a pool with autocommit off: what runs there outside a transaction would open
+// one, which stays open when the connection goes back, and is lost with it.
+func (m *mysql) learn(ctx context.Context, h Handle) error {
 	var version string
-	if err := h.QueryRowContext(ctx, "SELECT VERSION()").Scan(&version); err != nil {
-		return nil, err
+	var autocommit bool
+	if err := h.QueryRowContext(ctx, "SELECT VERSION(), @@autocommit").Scan(&version, &autocommit); err != nil {
+		return err
 	}
 	m.mariadb.Store(strings.Contains(strings.ToLower(version), "mariadb"))
+	if _, pool := h.(*sql.DB); pool && !autocommit {
+		return &fence.InvalidError{Field: "db", Value: "autocommit=0", Rule: "must have autocommit on; set autocommit=1 where its connections are configured"}
+	}
+	return nil
+}
+
+func (m *mysql) columns(ctx context.Context, h Handle) ([]column, error) {
+	if err := m.learn(ctx, h); err != nil {
+		return nil, err
+	}
 	schema := "DATABASE()"
 	if m.l.table.schema != "" {
 		schema = unicodeText(m.l.table.schema)

@@ -54,9 +54,9 @@ type Options struct {
 	Column  *Column // marks in the user's table instead; excludes Table
 	Mode    Mode
 	// LockWait bounds each wait for another's transaction, for a connection and for a reply
-	// of the database; 0 is 5 s. On PostgreSQL, and there alone, the statements of fn too
-	// wait for locks no longer. It is not the bound of a call: failures that ask for
-	// another try are retried until the context ends.
+	// of the database; 0 is 5 s, and no more than 24 days count. On PostgreSQL, and there
+	// alone, the statements of fn too wait for locks no longer. It is not the bound of a call:
+	// failures that ask for another try are retried until the context ends.
 	LockWait time.Duration
 	// TxOptions are those of the transactions of Tx and TxAll. Guards are right at every
 	// isolation level. nil is READ COMMITTED on PostgreSQL, and else the database's default.

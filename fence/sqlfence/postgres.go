@@ -121,10 +121,12 @@ func (p *postgres) count(ctx context.Context, h Handle, key string) (int64, bool
 }
 
 const postgresColumnsSQL = `SELECT a.attname::text, format_type(COALESCE(NULLIF(t.typbasetype, 0), t.oid), NULL),
-	EXISTS (SELECT 1 FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique AND i.indpred IS NULL
+	EXISTS (SELECT 1 FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indpred IS NULL
 		AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum), c.relkind::text
 	FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 	JOIN pg_type t ON t.oid = a.atttypid WHERE c.oid = to_regclass($1::text)`
+
+func (p *postgres) learn(context.Context, Handle) error { return nil }
 
 func (p *postgres) columns(ctx context.Context, h Handle) ([]column, error) {
 	return listColumns(ctx, h, postgresColumnsSQL, []any{p.l.table.quoted}, func(c *column, relkind string) {

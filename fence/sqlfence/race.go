@@ -17,6 +17,10 @@ const patience = 250 * time.Millisecond
 // errSlow says that a call took longer than LockWait.
 var errSlow = errors.New("no reply in time")
 
+// errLate says that a transaction had begun, but was given up: the process was stopped, or
+// waited for a connection, for longer than LockWait.
+var errLate = errors.New("the transaction began too late")
+
 // race makes a call and returns when it does, or a little after ctx has ended or limit has
 // passed: drivers may not look at contexts. A call that is left behind is told to end by its
 // context and by abort; late gets what it brings.

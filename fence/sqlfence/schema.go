@@ -2,8 +2,10 @@ package sqlfence
 
 import (
 	"context"
+	"database/sql"
 	"fmt"
 	"strings"
+	"sync/atomic"
 
 	"github.com/holdfast-go/holdfast/fence"
 	"github.com/holdfast-go/holdfast/internal/sqlerr"
@@ -80,12 +82,31 @@ func (g *Guard) use() int64 {
 	return 0
 }
 
+// found is where it is noted that the check has passed on such a handle.
+func (g *Guard) found(h Handle) *atomic.Bool {
+	if _, pool := h.(*sql.DB); pool {
+		return &g.ok
+	}
+	return &g.okIn
+}
+
+func (g *Guard) known(h Handle) bool { return g.ok.Load() || g.found(h).Load() }
+
 // checked checks the table the first time.
 func (g *Guard) checked(ctx context.Context, h Handle) error {
-	if g.ok.Load() {
+	if g.known(h) {
 		return nil
 	}
 	return g.check(ctx, h)
+}
+
+// learn is the part of the check that comes before the first statement of all.
+func (g *Guard) learn(ctx context.Context, h Handle) error {
+	if g.known(h) {
+		return nil
+	}
+	_, err := race(ctx, g.lockWait, nil, func(ctx context.Context) (none struct{}, err error) { return none, g.e.learn(ctx, h) }, nil)
+	return err
 }
 
 func (g *Guard) check(ctx context.Context, h Handle) error {
@@ -110,7 +131,7 @@ func (g *Guard) check(ctx context.Context, h Handle) error {
 				Rule: fmt.Sprintf("is of version %d, made by a newer version of this package, which knows version %d", r.token, schemaVersion)}
 		}
 	}
-	g.ok.Store(true)
+	g.found(h).Store(true)
 	return nil
 }
 

@@ -2,6 +2,7 @@ package sqlfence
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -16,7 +17,8 @@ const minSettle = 2 * time.Second
 // what follows. It goes on when ctx has ended.
 func (g *Guard) settle(ctx context.Context, cs []*claim, lost error) (next, error) {
 	if cs[0].how == raise && ctx.Err() == nil {
-		return redial, &fence.Error{Kind: fence.ErrUncertain, Resource: cs[0].resource, Err: lost}
+		cs[0].lost = lost
+		return redial, uncertain(ctx, cs[0], lost)
 	}
 	o, err := g.ask(ctx, cs)
 	switch {
@@ -31,10 +33,24 @@ func (g *Guard) settle(ctx context.Context, cs []*claim, lost error) (next, erro
 	case err != nil:
 		lost = fmt.Errorf("%w; then: %w", lost, err)
 	}
+	return finish, uncertain(ctx, cs[0], lost)
+}
+
+func uncertain(ctx context.Context, c *claim, lost error) error {
 	if ctx.Err() != nil {
 		lost = fmt.Errorf("%w: %w", ctx.Err(), lost)
 	}
-	return finish, &fence.Error{Kind: fence.ErrUncertain, Resource: cs[0].resource, Err: lost}
+	return &fence.Error{Kind: fence.ErrUncertain, Resource: c.resource, Err: lost}
+}
+
+// doubted is the answer to a claim that was made again since its commit was not answered:
+// where the second time fails, the first may have raised the mark.
+func (c *claim) doubted(ctx context.Context, err error) error {
+	var stale *seenError
+	if c.lost == nil || err == nil || errors.As(err, &stale) || errors.Is(err, fence.ErrUncertain) {
+		return err
+	}
+	return uncertain(ctx, c, fmt.Errorf("%w; then: %v", c.lost, err))
 }
 
 // ask looks at the rows on another connection, for LockWait while the database does not

@@ -20,8 +20,15 @@ func newSQLite(l layout, lockWait time.Duration) *sqlite {
 	s := &sqlite{l: l, lockWait: lockWait}
 	// It changes nothing, and begins to write, so that it takes the lock of the database.
 	s.lockSQL = "UPDATE " + l.table.quoted + " SET " + l.token + " = " + l.token + " WHERE 0"
-	s.readSQL = "SELECT " + l.readColumns() + " FROM " + l.table.quoted + " WHERE " + l.id + " = ?"
-	s.updateSQL = "UPDATE " + l.table.quoted + " SET " + l.set("", "?1", "?2", "?1") + " WHERE " + l.id + " = ?3 AND ?2 IS NOT NULL"
+	where := func(resource string) string {
+		w := " WHERE " + l.id + " = " + resource
+		if !l.own { // Whatever its collation and its type, the text is the same byte by byte.
+			w += " AND CAST(" + l.id + " AS BLOB) = CAST(" + resource + " AS BLOB)"
+		}
+		return w
+	}
+	s.readSQL = "SELECT " + l.readColumns() + " FROM " + l.table.quoted + where("?1")
+	s.updateSQL = "UPDATE " + l.table.quoted + " SET " + l.set("", "?1", "?2", "?1") + where("?3") + " AND ?2 IS NOT NULL"
 	return s
 }
 
@@ -73,6 +80,8 @@ const sqliteColumnsSQL = `SELECT c.name, c.type,
 	OR EXISTS (SELECT 1 FROM pragma_index_list(?1, ?2) l WHERE l."unique" AND NOT l.partial
 		AND c.name = (SELECT max(i.name) FROM pragma_index_info(l.name, ?2) i HAVING count(*) = 1)), ''
 	FROM pragma_table_info(?1, ?2) c`
+
+func (s *sqlite) learn(context.Context, Handle) error { return nil }
 
 func (s *sqlite) columns(ctx context.Context, h Handle) ([]column, error) {
 	query, args := sqliteColumnsSQL, []any{s.l.table.name, s.l.table.schema}

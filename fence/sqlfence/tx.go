@@ -89,6 +89,12 @@ func (g *Guard) begin(ctx context.Context, o *sql.TxOptions) (*transaction, erro
 				tx.Rollback()
 			}
 		})
+	if err == nil && life.Err() != nil { // it came late, and ends by itself
+		tx.Rollback()
+		if err = ctx.Err(); err == nil {
+			err = errLate
+		}
+	}
 	if err != nil {
 		stop()
 		end()
@@ -234,7 +240,7 @@ func (g *Guard) commit(ctx context.Context, tx *transaction, cs []*claim) (next,
 	if err == nil {
 		return finish, nil
 	}
-	if errors.Is(err, sql.ErrTxDone) {
+	if errors.Is(err, sql.ErrTxDone) && outlive.Err() == nil && !errors.Is(err, errSlow) {
 		return finish, &fence.Error{Kind: fence.ErrUncertain, Resource: cs[0].resource,
 			Err: errors.New("fn has ended the transaction, which is the guard's to do")}
 	}

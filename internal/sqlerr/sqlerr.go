@@ -90,7 +90,7 @@ func MySQL(err error) Kind {
 	switch n := MySQLNumber(err); n {
 	case 0:
 		return connection(err)
-	case 1213, 1020:
+	case 1213, 1020, 1412, 3101: // 3101: a group's certification
 		return Retry
 	case 1205, 3572: // lock wait timeout, NOWAIT
 		return LockWait
@@ -106,10 +106,15 @@ func MySQL(err error) Kind {
 		return InTx
 	case 1050:
 		return Raced
-	case 1040, 1290, 1792, 1836, 1021, 1041, 1114:
+	case 1040, 1203, 1226, 1290, 1792, 1836, 1021, 1041, 1114:
 		return Unavailable
-	case 1053, 1080, 1105, 1152, 1158, 1159, 1160, 1161, 1180, 1184, 1194, 1317, 1927, 2006, 2013, 3024, 3169, 4031:
+	case 1053, 1080, 1105, 1152, 1158, 1159, 1160, 1161, 1180, 1184, 1194, 1317, 1927, 3024, 3169, 4031,
+		1047, 1969: // not ready, which a cluster says; out of time, of MariaDB
 		return Connection
+	default:
+		if n >= 2000 && n < 3000 || n >= 9000 && n < 10000 { // of a client, or a proxy
+			return Connection
+		}
 	}
 	return Refused
 }
