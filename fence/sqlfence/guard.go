@@ -81,7 +81,9 @@ func (o *Options) check() error {
 
 // Tx runs fn in a transaction that is fenced by the token: its first statement locks the
 // mark of the resource and raises it to the token, and the lock is kept until the commit. fn
-// gets the transaction, and returns the errors of its statements.
+// gets the transaction, leaves its commit and rollback to the guard, and returns the errors of
+// its statements: some end the transaction, as a deadlock does on MySQL, and what fn wrote
+// after one would be neither fenced nor undone.
 //
 // nil means that everything was written, and each other answer but [fence.ErrUncertain] that
 // nothing was: a [*fence.StaleError] where a larger token was seen; [fence.ErrNoResource]

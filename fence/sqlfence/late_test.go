@@ -3,6 +3,7 @@ package sqlfence
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"testing"
 	"time"
@@ -97,6 +98,34 @@ func TestLongLockWait(t *testing.T) {
 				t.Errorf("lock_timeout is %s", p.wait)
 			}
 			db.Close()
+		}
+	})
+}
+
+// Rows of new resources are made together, and not one for each transaction.
+func TestManyNewResources(t *testing.T) {
+	onFake(t, func(t *testing.T, f *fakeDB, g *Guard) {
+		var marks []Mark
+		for i := range 100 {
+			marks = append(marks, Mark{Resource: fmt.Sprint("new ", i), Token: 5})
+		}
+		f.set("new 50", row{token: 4})
+		if err := g.TxAll(t.Context(), marks, nothing); err != nil {
+			t.Fatal(err)
+		}
+		begun := 0
+		for _, verb := range f.log {
+			if verb == "BEGIN" {
+				begun++
+			}
+		}
+		if begun != 2 {
+			t.Errorf("%d transactions", begun)
+		}
+		for _, m := range marks {
+			if r := f.get(m.Resource); r.token != 5 {
+				t.Errorf("%s: %d", m.Resource, r.token)
+			}
 		}
 	})
 }

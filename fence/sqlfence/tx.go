@@ -166,7 +166,7 @@ func (g *Guard) attempt(ctx context.Context, cs []*claim, fn func(*sql.Tx) error
 		return g.early(ctx, cs[0].resource, err)
 	}
 	defer tx.rollback(ctx) // also where fn panics
-	for _, c := range cs {
+	for i, c := range cs {
 		c.renew()
 		r, ok, err := g.raise(ctx, tx.Tx, c, false)
 		switch {
@@ -177,7 +177,7 @@ func (g *Guard) attempt(ctx context.Context, cs []*claim, fn func(*sql.Tx) error
 			c.before = r.seq
 		case !r.exists && g.l.own:
 			tx.rollback(ctx)
-			return g.seed(ctx, g.db, c.resource)
+			return g.seedAll(ctx, cs[i:])
 		case !c.standing(r):
 			tx.rollback(ctx)
 			return finish, refusal(c, r)
@@ -199,6 +199,26 @@ func (g *Guard) seed(ctx context.Context, h Handle, resource string) (next, erro
 	}, nil)
 	if err != nil {
 		return g.early(ctx, resource, g.lockError(ctx, err))
+	}
+	return reenter, nil
+}
+
+// seedAll makes the rows of those claims that have none, so that many new resources do not
+// cost as many transactions. The first has none.
+func (g *Guard) seedAll(ctx context.Context, cs []*claim) (what next, err error) {
+	for i, c := range cs {
+		var r row
+		if i > 0 {
+			if r, err = g.look(ctx, g.db, c.resource, unlocked, false); err != nil {
+				return g.early(ctx, c.resource, err)
+			}
+		}
+		if r.exists {
+			continue
+		}
+		if what, err = g.seed(ctx, g.db, c.resource); what != reenter {
+			return what, err
+		}
 	}
 	return reenter, nil
 }
