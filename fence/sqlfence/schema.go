@@ -15,8 +15,8 @@ import (
 // [Options].Column it makes nothing, and checks the user's table. It may be called at any
 // time, by many processes at once. Other methods check the table too, once; they make none.
 //
-// A table or a column that is missing, a column that cannot hold every int64 and an ID that
-// is not unique are refused by a [*fence.InvalidError].
+// A table or a column that is missing, a column that cannot hold every int64, an ID that is
+// not unique, and a pool of MySQL with autocommit off are refused by a [*fence.InvalidError].
 func (g *Guard) EnsureSchema(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -60,6 +60,8 @@ func TestKinds(t *testing.T) {
 		{MySQL, my(1213), Retry}, {MySQL, my(1020), Retry}, {MySQL, my(1205), LockWait}, {MySQL, my(1146), NoTable},
 		{MySQL, my(1054), NoColumn}, {MySQL, my(1264), OutOfRange}, {MySQL, my(1292), BadValue}, {MySQL, my(1568), InTx},
 		{MySQL, my(1050), Raced}, {MySQL, my(1053), Connection}, {MySQL, my(1180), Connection}, {MySQL, my(1062), Refused},
+		{MySQL, my(1969), Connection}, {MySQL, my(1047), Connection}, {MySQL, my(2013), Connection}, {MySQL, my(9001), Connection},
+		{MySQL, my(3101), Retry}, {MySQL, my(1226), Unavailable}, {MySQL, my(1999), Refused},
 		{MySQL, my(1290), Unavailable}, {MySQL, text("invalid connection"), Connection}, {MySQL, text("what"), Unknown},
 
 		{SQLite, modernError(5), LockWait}, {SQLite, modernError(517), Retry}, {SQLite, modernError(261), LockWait},
