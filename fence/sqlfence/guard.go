@@ -82,8 +82,9 @@ func (o *Options) check() error {
 // Tx runs fn in a transaction that is fenced by the token: its first statement locks the
 // mark of the resource and raises it to the token, and the lock is kept until the commit. fn
 // gets the transaction, leaves its commit and rollback to the guard, and returns the errors of
-// its statements: some end the transaction, as a deadlock does on MySQL, and what fn wrote
-// after one would be neither fenced nor undone.
+// its statements: some end the transaction, as a deadlock does on MySQL, and what fn writes
+// after one is neither fenced nor undone. On MySQL, where COMMIT does not tell, that is looked
+// for before the commit, by one round trip, and the answer is [fence.ErrUncertain].
 //
 // nil means that everything was written, and each other answer but [fence.ErrUncertain] that
 // nothing was: a [*fence.StaleError] where a larger token was seen; [fence.ErrNoResource]

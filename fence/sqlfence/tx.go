@@ -188,8 +188,30 @@ func (g *Guard) attempt(ctx context.Context, cs []*claim, fn func(*sql.Tx) error
 			tx.rollback(ctx)
 			return g.failed(ctx, cs, err)
 		}
+		if what, err := g.standing(ctx, tx, cs); err != nil {
+			tx.rollback(ctx)
+			return what, err
+		}
 	}
 	return g.commit(ctx, tx, cs)
+}
+
+var errEnded = errors.New("fn has ended the transaction, or went on after an error that did, such as a deadlock")
+
+// standing makes sure that fn has left the transaction as it was, where COMMIT would not tell:
+// on MySQL a deadlock rolls it back, and what fn writes after that commits by itself.
+func (g *Guard) standing(ctx context.Context, tx *transaction, cs []*claim) (next, error) {
+	if g.o.Dialect != MySQL {
+		return finish, nil
+	}
+	in, err := race(ctx, g.answerWait(), nil, func(ctx context.Context) (bool, error) { return g.e.inTx(ctx, tx.Tx) }, nil)
+	switch {
+	case errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil, err == nil && !in:
+		return finish, &fence.Error{Kind: fence.ErrUncertain, Resource: cs[0].resource, Err: errEnded}
+	case err != nil:
+		return g.early(ctx, cs[0].resource, err)
+	}
+	return finish, nil
 }
 
 // seed makes the row of a resource that the own table does not know.
@@ -262,7 +284,7 @@ func (g *Guard) commit(ctx context.Context, tx *transaction, cs []*claim) (next,
 	}
 	if errors.Is(err, sql.ErrTxDone) && outlive.Err() == nil && !errors.Is(err, errSlow) {
 		return finish, &fence.Error{Kind: fence.ErrUncertain, Resource: cs[0].resource,
-			Err: errors.New("fn has ended the transaction, which is the guard's to do")}
+			Err: errEnded}
 	}
 	if outlive.Err() == nil && !errors.Is(err, errSlow) {
 		switch g.fault(err) {
