@@ -21,4 +21,8 @@
 // Beside a single UPDATE, which has no limit, it is 1.5 to 1.7. A slow disk or a distant server
 // changes the ratio: the former hides the statement, the latter shows the round trips alone,
 // 7 over 6 for a transfer.
+//
+// The gateway is measured in a process of its own beside a plain ReverseProxy that keeps
+// connections and buffers as it does. With 16 clients it is at 1.27 to 1.29 of the plain one, close
+// to its limit of 1.3, and with 64 at 1.1 to 1.2.
 package bench

@@ -152,14 +152,14 @@ func (p *proxy) write(resource int) (time.Duration, error) {
 // throughProxies measures writes of many clients, each to a resource of its own: in each
 // repetition a number of rounds, in each round a burst through every proxy.
 func throughProxies(b *testing.B, proxies []*proxy, clients int) samples {
-	const rounds, perClient = 10, 20
+	const rounds, writes = 10, 2560 // a burst is long beside what the collector or the disk may do in it
 	all := samples{}
 	for repetition := range repetitions() + 1 {
 		times := map[string][]time.Duration{}
 		for round := range rounds {
 			for i := range proxies {
 				p := proxies[(i+round)%len(proxies)]
-				times[p.name] = append(times[p.name], p.burst(b, clients, perClient)...)
+				times[p.name] = append(times[p.name], p.burst(b, clients, writes/clients)...)
 			}
 		}
 		if repetition == 0 {

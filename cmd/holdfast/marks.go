@@ -320,6 +320,20 @@ func (m *marks) look(ctx context.Context, resource string, _ fence.Token) (mark 
 	})
 }
 
+// Mark implements httpfence.Prompt.
+func (m *marks) Mark(resource string) (mark fence.Token) {
+	err := guarded(m.path, func() error {
+		return m.view(resource, func(tx *bbolt.Tx) (err error) {
+			mark, err = m.parse(resource, tx.Bucket(marksBucket).Get([]byte(resource)))
+			return err
+		})
+	})
+	if err != nil || m.isRaising(resource) || m.usable(resource) != nil {
+		return 0
+	}
+	return mark
+}
+
 // beginRaise is called before a claim asks for its commit, and its result after that is over.
 func (m *marks) beginRaise(resource string) (end func()) {
 	m.mu.Lock()

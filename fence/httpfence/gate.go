@@ -20,6 +20,15 @@ const (
 	comeback   = 2 * retryAfter
 )
 
+// Prompt is what marks may implement that can tell a mark at once, without I/O, such as a file's
+// that is mapped into memory. A [Gate] then lets requests of the mark's own token in without
+// waiting for anybody. It may be called from any goroutine, and must not block.
+type Prompt interface {
+	// Mark returns the mark of a resource. It is zero where there is none, where it is not durable
+	// yet, and where anything is wrong: the gate then asks by Check.
+	Mark(resource string) fence.Token
+}
+
 // GateOptions are the limits of a [Gate]. The zero value is good where the marks are never lost
 // and no former process can have left requests behind.
 type GateOptions struct {
@@ -64,12 +73,14 @@ type Stats struct {
 // authenticate clients before the gate. A Gate is safe for concurrent use.
 type Gate struct {
 	marks          fence.Guard
+	prompt         Prompt // marks, or nil
 	drain, settle  time.Duration
 	known, settled time.Time // when RefuseUnknown and Settle are over
 
 	mu    sync.Mutex
 	rooms map[string]*room
-	stats Stats // but Resources
+	stats Stats  // but Resources
+	asks  uint64 // how often the marks were asked, each of which may have raised one
 }
 
 var _ fence.Guard = (*Gate)(nil)
@@ -119,8 +130,9 @@ func NewGate(marks fence.Guard, o GateOptions) (*Gate, error) {
 		o.Drain = defaultDrain
 	}
 	now := time.Now()
+	prompt, _ := marks.(Prompt)
 	return &Gate{
-		marks: marks, drain: o.Drain, settle: o.Settle,
+		marks: marks, prompt: prompt, drain: o.Drain, settle: o.Settle,
 		known: now.Add(o.RefuseUnknown), settled: now.Add(o.Settle),
 		rooms: map[string]*room{},
 	}, nil
@@ -148,6 +160,9 @@ func NewGate(marks fence.Guard, o GateOptions) (*Gate, error) {
 func (g *Gate) Enter(ctx context.Context, resource string, t fence.Token) (leave func(), err error) {
 	if err := checkArgs(ctx, resource, t); err != nil {
 		return nil, err
+	}
+	if r := g.walkIn(resource, t); r != nil {
+		return g.leaver(r), nil
 	}
 	r, w := g.knock(resource, t)
 	var a answer
@@ -208,6 +223,31 @@ func (g *Gate) Stats() Stats {
 	s := g.stats
 	s.Resources = len(g.rooms)
 	return s
+}
+
+// walkIn lets a request in whose token is the mark, where nobody else is about the resource and
+// the marks are prompt. It returns nil where the request has to knock. A mark that was looked up
+// counts only if none can have been raised since.
+func (g *Gate) walkIn(resource string, t fence.Token) *room {
+	if g.prompt == nil {
+		return nil
+	}
+	g.mu.Lock()
+	asks, alone := g.asks, g.rooms[resource] == nil
+	g.mu.Unlock()
+	if !alone || g.prompt.Mark(resource) != t {
+		return nil
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.asks != asks || g.rooms[resource] != nil {
+		return nil
+	}
+	r := &room{resource: resource, mark: t, inside: 1}
+	g.rooms[resource] = r
+	g.stats.Entered++
+	g.stats.InFlight++
+	return r
 }
 
 // knock makes a waiter, which may have its answer already.
@@ -380,6 +420,7 @@ func (g *Gate) hold(r *room, t fence.Token) {
 func (g *Gate) ask(r *room, t fence.Token) {
 	ctx, cancel := context.WithTimeout(context.Background(), g.drain+max(0, time.Until(g.settled)))
 	r.asked, r.stopAsk, r.abandoned = t, cancel, false
+	g.asks++
 	known := r.mark
 	go func() {
 		mark, err := g.raise(ctx, r.resource, t, known)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -643,7 +644,11 @@ func randomRun(t *testing.T, seed uint64, outcomes map[string]int) {
 		}
 		return nil
 	})
-	g := newGate(t, m, httpfence.GateOptions{Drain: 2 * time.Second, Settle: time.Duration(seed%2) * 500 * time.Millisecond})
+	var guard fence.Guard = m
+	if seed%3 == 0 {
+		guard = &promptMarks{Guard: m, memory: &m.Memory}
+	}
+	g := newGate(t, guard, httpfence.GateOptions{Drain: 2 * time.Second, Settle: time.Duration(seed%2) * 500 * time.Millisecond})
 	type inside struct {
 		token fence.Token
 		n     int
@@ -698,6 +703,89 @@ func randomRun(t *testing.T, seed uint64, outcomes map[string]int) {
 	wg.Wait()
 	time.Sleep(time.Minute)
 	empty(t, g)
+}
+
+// promptMarks are marks that tell a mark at once. What it tells may be old when it is heard.
+type promptMarks struct {
+	fence.Guard
+	memory *fence.Memory
+	delay  func()
+}
+
+func (m *promptMarks) Mark(resource string) (mark fence.Token) {
+	var stale *fence.StaleError
+	switch err := m.memory.Check(context.Background(), resource, 1); {
+	case err == nil:
+		mark = 1
+	case errors.As(err, &stale):
+		mark = stale.Seen
+	}
+	if m.delay != nil {
+		m.delay()
+	}
+	return mark
+}
+
+// A request of the mark's own token that meets nobody enters at once, and never after a larger
+// one, however old the mark is that it was told.
+func TestGatePromptMarks(t *testing.T) {
+	m := new(marks)
+	slow := 0
+	var mu sync.Mutex
+	g := newGate(t, &promptMarks{m, &m.Memory, func() {
+		mu.Lock()
+		slow++
+		nap := slow%3 == 0
+		mu.Unlock()
+		if nap {
+			time.Sleep(200 * time.Microsecond)
+		}
+	}}, httpfence.GateOptions{})
+	var highest atomic.Int64
+	var entered, again atomic.Int64
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			for n := range 300 {
+				tok := fence.Token(1 + n/2 + i%2)
+				leave, err := g.Enter(t.Context(), "r", tok)
+				if errors.Is(err, fence.ErrStale) {
+					continue
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if h := highest.Load(); int64(tok) < h {
+					t.Errorf("%v entered after %d", tok, h)
+				} else {
+					highest.Store(int64(tok))
+				}
+				entered.Add(1)
+				leave()
+			}
+		})
+	}
+	wg.Wait()
+	m.mu.Lock()
+	asked := len(m.calls)
+	m.mu.Unlock()
+	for range 10 {
+		leave, err := g.Enter(t.Context(), "r", fence.Token(highest.Load()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		again.Add(1)
+		leave()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.calls) != asked {
+		t.Errorf("marks that are prompt were asked %d times more", len(m.calls)-asked)
+	}
+	if s := g.Stats(); s.Resources != 0 || s.InFlight != 0 || s.Entered != uint64(entered.Load()+again.Load()) {
+		t.Errorf("the gate keeps %+v, %d entered", s, entered.Load()+again.Load())
+	}
 }
 
 // A claim whose outcome is uncertain may have raised the mark: nobody goes on as if it had not.
