@@ -42,7 +42,8 @@ Answers of the gateway, all with problem+json (RFC 9457):
   400  the header is no token, or the request names no resource
   412  the token is stale: the holder has been superseded and must stop. Never try again
   428  the request needs a token and has none
-  502, 504  the service did not answer. The request may have been obeyed
+  502, 504  the service did not answer. The request may have been obeyed, unless the
+            problem's type is urn:holdfast:unavailable: then nothing was done
   503  try again after Retry-After: requests of a lower token did not finish within --drain,
        the marks cannot be written, or the resource is unknown and may have been forgotten
 

@@ -143,12 +143,17 @@ func (g *gateway) failedUpstream(r *http.Request, _ string, err error) {
 	if r.Context().Err() != nil {
 		return // the client has gone, and may be what broke it
 	}
-	text := err.Error()
+	text, words := err.Error(), "a request was not answered, and whether the service has obeyed it is not known"
+	if reason := (*fence.Error)(nil); errors.As(err, &reason) {
+		text = reason.Err.Error()
+	}
+	if errors.Is(err, fence.ErrUnavailable) {
+		words = "the service cannot be reached, and nothing was sent"
+	}
 	if g.health.upstream.Swap(&text); g.health.failing.Swap(true) {
 		return // told
 	}
-	g.log.tell(gatewayEvent{Event: "upstream-fails", Error: text},
-		fmt.Sprintf("a request was not answered, and whether the service has obeyed it is not known: %s", text))
+	g.log.tell(gatewayEvent{Event: "upstream-fails", Error: text}, words+": "+text)
 }
 
 // answersUpstream is told of each answer of the service.

@@ -507,8 +507,11 @@ func marksError(resource string, err error) error {
 // unknownError refuses a resource without a mark for a while.
 type unknownError struct{ left time.Duration }
 
+// wait is in whole seconds, rounded up.
+func (e *unknownError) wait() time.Duration { return (e.left + time.Second - 1).Truncate(time.Second) }
+
 func (e *unknownError) Error() string {
-	return fmt.Sprintf("no mark, and marks may have been lost: refused for %v more", e.left.Round(time.Second))
+	return fmt.Sprintf("no mark, and marks may have been lost: refused for %v more", e.wait())
 }
 
 func sleepUntil(ctx context.Context, at time.Time) error {

@@ -39,7 +39,8 @@ type GatewayOptions struct {
 	// uses no proxy and keeps enough idle connections.
 	Transport http.RoundTripper
 
-	// Failed is told of each request whose answer did not come from the service, or not whole.
+	// Failed is told of each request whose answer did not come from the service, or not whole:
+	// the error answers fence.ErrUnavailable where nothing was sent, and else fence.ErrUncertain.
 	// The resource is empty where the request was not guarded. It must not block. nil: nobody.
 	Failed func(r *http.Request, resource string, err error)
 }
@@ -180,7 +181,11 @@ func (g *Gateway) tell(r *http.Request, p *passage) {
 	if g.fail == nil || p.err == nil || p.token == 0 && r.Context().Err() != nil {
 		return
 	}
-	g.fail(r, p.resource, p.err)
+	kind := fence.ErrUncertain
+	if p.over {
+		kind = fence.ErrUnavailable
+	}
+	g.fail(r, p.resource, &fence.Error{Kind: kind, Resource: p.resource, Err: p.err})
 }
 
 // passage is one request on its way.
@@ -283,6 +288,10 @@ func answerFailure(w http.ResponseWriter, r *http.Request, err error) {
 		kind = fence.ErrUnavailable
 	}
 	answer := kindOf(kind).problem(p.resource)
+	if kind == fence.ErrUnavailable {
+		answer.Title = "service unavailable"
+		answer.Detail = "The service behind the gateway could not be reached, or did not answer a request that changes nothing. Nothing was done."
+	}
 	answer.Status = failureStatus(p, r, err)
 	write(w, answer)
 }

@@ -23,14 +23,15 @@ import (
 
 // failures takes what Gateway.Failed is told.
 type failures struct {
-	mu  sync.Mutex
-	all []string
+	mu   sync.Mutex
+	all  []string
+	last error
 }
 
 func (f *failures) add(_ *http.Request, resource string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.all = append(f.all, fmt.Sprintf("%s: %v", resource, err))
+	f.all, f.last = append(f.all, fmt.Sprintf("%s: %v", resource, err)), err
 }
 
 func (f *failures) count() int {
@@ -400,11 +401,30 @@ func TestGatewayFailures(t *testing.T) {
 			if b.failed.all[0] == "" || !strings.HasPrefix(b.failed.all[0], tt.path+": ") {
 				t.Errorf("Failed was told %q", b.failed.all)
 			}
+			sent := fence.ErrUncertain
+			if !tt.held {
+				sent = fence.ErrUnavailable
+			}
+			if !errors.Is(b.failed.last, sent) {
+				t.Errorf("Failed was told %v, want %v", b.failed.last, sent)
+			}
+			if tt.kind == fence.ErrUnavailable && !strings.Contains(a.body, "The service behind the gateway") {
+				t.Errorf("the client is not told that it is the service: %s", a.body)
+			}
 			if inside := b.gate.Stats().InFlight == 1; inside != tt.held && time.Since(answered) < settle/2 {
 				t.Errorf("the place is kept: %v, want %v", inside, tt.held)
 			}
 			b.empty()
 		})
+	}
+}
+
+// A resource that may have been forgotten is refused with the reason and the time.
+func TestGatewayTellsOfUnknownResources(t *testing.T) {
+	b := newBed(t, httpfence.GateOptions{RefuseUnknown: time.Hour}, httpfence.GatewayOptions{}, ok)
+	a := b.send("PUT", "/r", "5")
+	if a.status != 503 || !strings.Contains(a.body, "marks may have been lost") || !strings.Contains(a.body, "refused for ") || !errors.Is(a.err, fence.ErrUnavailable) {
+		t.Errorf("%d %s", a.status, a.body)
 	}
 }
 

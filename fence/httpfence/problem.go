@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"mime"
 	"net/http"
@@ -120,6 +121,10 @@ func WriteError(w http.ResponseWriter, err error) bool {
 			p.Field, p.Detail = invalid.Field, invalid.Error()
 		}
 	}
+	if unknown := unknownOf(err); unknown != nil {
+		p.Detail = fmt.Sprintf("The resource has no mark here, and marks may have been lost. It is refused for %v more, "+
+			"so that no former holder gets in. Nothing was done.", unknown.wait())
+	}
 	if k.retry {
 		w.Header().Set("Retry-After", strconv.Itoa(int(retryIn(err)/time.Second)))
 	}
@@ -139,11 +144,17 @@ func resourceOf(err error) string {
 	return ""
 }
 
+// unknownOf returns the refusal of a resource without a mark that err is, or nil.
+func unknownOf(err error) *unknownError {
+	var unknown *unknownError
+	errors.As(err, &unknown)
+	return unknown
+}
+
 // retryIn is in whole seconds.
 func retryIn(err error) time.Duration {
-	var unknown *unknownError
-	if errors.As(err, &unknown) {
-		return (unknown.left + time.Second - 1).Truncate(time.Second)
+	if unknown := unknownOf(err); unknown != nil {
+		return unknown.wait()
 	}
 	return retryAfter
 }
