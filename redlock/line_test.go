@@ -195,6 +195,7 @@ func TestDirectCallsOfASoundNodeOnly(t *testing.T) {
 		s.peers[0].misses, s.peers[0].away = 1, s.clock.Now() // the pause is over
 		s.peers[0].mu.Unlock()
 		grant("after a missing answer", false)
+		synctest.Wait() // the line knows of the answer after the round does
 		grant("answered again", true)
 		time.Sleep(time.Minute)
 	})

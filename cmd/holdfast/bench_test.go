@@ -101,10 +101,11 @@ func TestBench(t *testing.T) {
 			t.Errorf("%s: %v per second", o.Name, o.PerSecond)
 		}
 	}
+	// A stamp below the mark, after the clock's correction has gone back, costs one more vote.
 	rounds := r.Operations[0].Count
 	for i, n := range r.Nodes {
 		up := i < 2
-		if n.Name != servers[i].Addr() || up != (n.Given > 0) || up != (n.Vote.P50 > 0) || up != (n.Ping.P50 > 0) || n.Given+n.Refused+n.Missing != rounds {
+		if n.Name != servers[i].Addr() || up != (n.Given > 0) || up != (n.Vote.P50 > 0) || up != (n.Ping.P50 > 0) || n.Given+n.Refused+n.Missing < rounds {
 			t.Errorf("%d rounds, %+v", rounds, n)
 		}
 	}
