@@ -172,3 +172,29 @@ func TestDropRequest(t *testing.T) {
 		t.Errorf("after Heal: %q", got)
 	}
 }
+
+// A message that is swallowed does not arrive, and the connection goes on.
+func TestSwallow(t *testing.T) {
+	p := NewProxy(t, newLineServer(t).Addr().String())
+	s := p.Swallow(Only(1, Containing("did b")))
+	c := dialLines(t, p)
+	if got := c.ask(t, "a"); got != "did a" {
+		t.Fatalf("%q", got)
+	}
+	fmt.Fprintln(c, "b")
+	Eventually(t, startTimeout, func() error {
+		if s.Count() != 1 {
+			return fmt.Errorf("%d swallowed", s.Count())
+		}
+		return nil
+	})
+	for range 2 {
+		if got := c.ask(t, "b"); got != "did b" {
+			t.Fatalf("%q", got)
+		}
+		s.Stop()
+	}
+	if s.Count() != 1 {
+		t.Errorf("%d swallowed", s.Count())
+	}
+}

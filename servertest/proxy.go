@@ -42,6 +42,7 @@ type faults struct {
 	dropReplies, blackHole      bool
 	holds                       []*Held
 	drops                       []*Dropped
+	swallows                    []*Swallowed
 }
 
 // Counts is what a proxy has done so far.
@@ -290,6 +291,34 @@ func Containing(text string) func([]byte) bool {
 func Only(n int, match func([]byte) bool) func([]byte) bool {
 	var hits atomic.Int64
 	return func(b []byte) bool { return match(b) && hits.Add(1) <= int64(n) }
+}
+
+// Swallowed is a fault that loses messages; see [Proxy.Swallow].
+type Swallowed struct {
+	p     *Proxy
+	match func([]byte) bool
+	count atomic.Int64
+}
+
+// Swallow loses the chunks from the server for which match answers true, until Stop or Heal,
+// and the connections go on as if they had never been sent. It is for what a server sends
+// unasked, such as the messages of Redis channels, which no client can miss: a reply to a
+// request must not be lost this way. match must not keep its argument, and may be called by
+// several goroutines at once; see [Containing] and [Only].
+func (p *Proxy) Swallow(match func(chunk []byte) bool) *Swallowed {
+	s := &Swallowed{p: p, match: match}
+	p.change(func(f *faults) { f.swallows = append(slices.Clip(f.swallows), s) })
+	return s
+}
+
+// Count is how many chunks were lost.
+func (s *Swallowed) Count() int { return int(s.count.Load()) }
+
+// Stop ends the fault.
+func (s *Swallowed) Stop() {
+	s.p.change(func(f *faults) {
+		f.swallows = slices.DeleteFunc(slices.Clone(f.swallows), func(o *Swallowed) bool { return o == s })
+	})
 }
 
 // Close ends the proxy and all its connections, and waits for its goroutines.
@@ -572,12 +601,27 @@ func (l *link) writeClient() {
 			l.p.dropped.Add(1)
 			continue
 		}
+		if l.swallow(c.data) {
+			continue
+		}
 		// A client that has hung up does not keep its requests from the server.
 		if _, err := l.client.Write(c.data); err == nil {
 			l.p.replies.Add(1)
 		}
 		l.asked.Store(false)
 	}
+}
+
+// swallow reports whether the chunk is to be lost.
+func (l *link) swallow(chunk []byte) bool {
+	f, _ := l.p.state()
+	for _, s := range f.swallows {
+		if s.match(chunk) {
+			s.count.Add(1)
+			return true
+		}
+	}
+	return false
 }
 
 // dropAt answers the first fault that cuts at the request.
