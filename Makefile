@@ -7,6 +7,8 @@ TARGETS     := linux/arm64 darwin/arm64 windows/amd64
 # Tests start servers and measure time, so few packages run at once.
 P           ?= 2
 FUZZTIME    ?= 5s
+# The commit that `make compare` compares with.
+BASE        ?= HEAD
 
 GOTEST   = go test -count=1 -p $(P)
 REQUIRE  = HOLDFAST_REQUIRE=redis,cc,postgres,mariadb
@@ -17,7 +19,7 @@ RULES    = -tags holdfast_rules github.com/holdfast-go/holdfast/conformance/rule
 # Both, the second also where the first has failed.
 tests    = set -x; failed=0; $(1) $(RULES) || failed=1; $(1) $(ALL) || failed=1; exit $$failed
 
-.PHONY: help deps test race soak check fmt vet staticcheck cross modules static release fuzz bench
+.PHONY: help deps test race soak check fmt vet staticcheck cross modules static release fuzz bench compare
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,3 +69,6 @@ fuzz: ## fuzz every fuzz function for FUZZTIME
 
 bench: deps ## run the benchmarks
 	$(GOTEST) -p 1 -run '^$$' -bench . -benchmem -timeout 1h $(ALL)
+
+compare: deps ## compare the uncontended benchmarks with those of the commit BASE
+	@.ci/compare $(BASE)

@@ -51,7 +51,7 @@ const votes = 31 * time.Second
 
 // awaitVotes waits until servers are old enough. They run without a clock of their own (see
 // [servertest.Aged]), which would make each look at the time a system call.
-func awaitVotes(b *testing.B, servers ...*servertest.RedisServer) {
+func awaitVotes(b testing.TB, servers ...*servertest.RedisServer) {
 	for _, s := range servers {
 		for {
 			info, err := s.Do("INFO", "server")
@@ -86,7 +86,7 @@ func rueidisOption(addr string) rueidis.ClientOption {
 	return rueidis.ClientOption{InitAddress: []string{addr}, DisableCache: true}
 }
 
-func newRueidis(b *testing.B, addr string) rueidis.Client {
+func newRueidis(b testing.TB, addr string) rueidis.Client {
 	c, err := rueidis.NewClient(rueidisOption(addr))
 	if err != nil {
 		b.Fatal(err)
@@ -95,13 +95,13 @@ func newRueidis(b *testing.B, addr string) rueidis.Client {
 	return c
 }
 
-func newGoRedis(b *testing.B, addr string) *goredis.Client {
+func newGoRedis(b testing.TB, addr string) *goredis.Client {
 	c := goredis.NewClient(&goredis.Options{Addr: addr, PoolSize: 64})
 	b.Cleanup(func() { c.Close() })
 	return c
 }
 
-func (l library) node(b *testing.B, addr string) redlock.Node {
+func (l library) node(b testing.TB, addr string) redlock.Node {
 	if l == onGoRedis {
 		n, err := goredisnode.New(newGoRedis(b, addr))
 		if err != nil {
@@ -117,12 +117,21 @@ func (l library) node(b *testing.B, addr string) redlock.Node {
 	return n
 }
 
-// locker is a Locker over new clients of servers.
-func (l library) locker(b *testing.B, o holdfast.Options, addrs ...string) *holdfast.Locker {
-	var nodes []redlock.Node
+// nodes are over new clients of servers.
+func (l library) nodes(b testing.TB, addrs ...string) (nodes []redlock.Node) {
 	for _, a := range addrs {
 		nodes = append(nodes, l.node(b, a))
 	}
+	return nodes
+}
+
+// locker is a Locker over new clients of servers.
+func (l library) locker(b testing.TB, o holdfast.Options, addrs ...string) *holdfast.Locker {
+	return newLocker(b, o, l.nodes(b, addrs...)...)
+}
+
+// newLocker is a Locker over a store of its own.
+func newLocker(b testing.TB, o holdfast.Options, nodes ...redlock.Node) *holdfast.Locker {
 	s, err := redlock.New(redlock.Options{}, nodes...)
 	if err != nil {
 		b.Fatal(err)
