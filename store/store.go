@@ -144,7 +144,8 @@ type Adopter interface {
 
 // Inspector is implemented by a store that can tell who holds a key.
 type Inspector interface {
-	// Inspect answers the holder of key, and a zero Holder.Owner where there is none.
+	// Inspect answers the holder of key, and a zero Holder.Owner where there is none; and who
+	// waits for it, as far as the store has a queue.
 	Inspect(ctx context.Context, key string) (Holder, error)
 	// List answers the holders of all keys that begin with prefix, in any order.
 	List(ctx context.Context, prefix string) iter.Seq2[Holder, error]
@@ -175,6 +176,19 @@ type Holder struct {
 	// Held is how long the key has been held, as far as the store knows: it may be the time since
 	// the holder began to wait. Zero where unknown.
 	Held time.Duration
+	// Waiting is how many claims are in the store's queue for the key, also where nobody holds
+	// it, which can be for a moment; zero where unknown. A claim that died is counted until
+	// the store comes upon it. Waiters of one process that queue behind one claim are one.
+	Waiting int
+	// Queue is who is in that queue, the next one first, at most 100. Only Inspect answers it.
+	Queue []Queued
+}
+
+// Queued is a claim that waits in a store's queue.
+type Queued struct {
+	Owner  string
+	Label  string        // for people; empty where unknown
+	Waited time.Duration // since the claim was first tried, by the store's clock; never negative
 }
 
 // CheckTTL refuses a ttl that the store cannot keep.
