@@ -22,6 +22,7 @@ type claim struct {
 	ttl     time.Duration
 	label   string
 	invalid error // why it is refused, before any I/O
+	waits   bool  // it may be parked
 	polls   int32 // of Wait, which no two goroutines call
 
 	held     bool // attempt is a lease; this and the rest is guarded by mu
@@ -35,6 +36,10 @@ type claim struct {
 	token    fence.Token
 	until    clock.Instant // end of the validity, margin aside
 	last     *releasing    // the RELEASE that ended the lease, or the last attempt
+	w        *waiting      // nil where it has not had to wait
+	adopted  bool          // whoever acquired it may have left places in the queues
+	mark     string        // names of the records beside the vote, once they are needed
+	queue    string
 	first    attempt
 }
 
@@ -56,11 +61,12 @@ type atNode struct {
 	marked int64         // highest stamp that it answered OK to
 	mark   int64         // f, as last answered
 	until  clock.Instant // until_n: end of its promise
+	place  int64         // in its queue, from 1, as last answered; zero where there is none
 }
 
 // Claim returns a fresh claim, without I/O.
 func (s *Store) Claim(key string, o store.ClaimOptions) store.Claim {
-	c := &claim{s: s, vote: s.opts.Prefix + key, label: encodeLabel(o.Label), ttl: o.TTL.Truncate(time.Millisecond)}
+	c := &claim{s: s, vote: s.opts.Prefix + key, label: encodeLabel(o.Label), ttl: o.TTL.Truncate(time.Millisecond), waits: o.Wait}
 	c.invalid = store.CheckKey(key)
 	if c.invalid == nil {
 		c.invalid = checkVote(c.vote, key)
@@ -74,33 +80,45 @@ func (s *Store) Claim(key string, o store.ClaimOptions) store.Claim {
 // voteCall is one VOTE, of any node's script.
 type voteCall struct {
 	stamp int64
-	keys  [2]string
-	args  [3]string
+	keys  [3]string
+	args  [4]string
 }
 
-// write sets what is sent. The two texts that only this call needs share their memory.
+// write sets what is sent. The claim has its names.
 func (v *voteCall) write(c *claim, owner string, stamp int64) {
-	var buf [512]byte
-	b := appendMarkKey(buf[:0], c.vote)
-	n := len(b)
-	text := string(strconv.AppendInt(b, stamp, 10))
 	v.stamp = stamp
-	v.keys = [2]string{c.vote, text[:n]}
-	v.args = [3]string{owner, c.s.milliseconds(c.ttl), text[n:]}
+	v.keys = [3]string{c.vote, c.mark, c.queue}
+	v.args = [4]string{owner, c.s.milliseconds(c.ttl), strconv.FormatInt(stamp, 10), owner[ownerBirth:ownerInbox]}
 }
 
-// on is the call by one node's script.
-func (v *voteCall) on(script *voteScript) Call {
-	return Call{Script: script.Script, Keys: v.keys[:], Args: v.args[:], Strict: script.checks != checkNone}
+// nameLocked makes the names of the records beside the vote. c.mu is held.
+func (c *claim) nameLocked() {
+	if c.mark == "" {
+		var buf [1200]byte
+		b := appendBeside(buf[:0], c.vote, "fence")
+		n := len(b)
+		names := string(appendBeside(b, c.vote, "queue"))
+		c.mark, c.queue = names[:n], names[n:]
+	}
+}
+
+// on is the call by one node's script, which parks the claim there or does not.
+func (v *voteCall) on(script *voteScript, park bool) Call {
+	keys, args := v.keys[:2], v.args[:3]
+	if park {
+		keys, args = v.keys[:], v.args[:]
+	}
+	return Call{Script: script.Script, Keys: keys, Args: args, Strict: script.checks != checkNone}
 }
 
 func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
 // limits bounds the rounds of one attempt, by the decision that leads to the next.
-type limits struct{ again, gone, keep int }
+type limits struct{ again, gone, keep, place int }
 
 const (
 	maxAgain = 4
+	maxPlace = 2 // rounds for a place in the queues, whose marks were above the stamp
 	maxGone  = 4
 	maxKeep  = 8
 	maxNew   = 2 // attempts that begin anew because the clocks were far apart
@@ -116,6 +134,9 @@ func (c *claim) Try(ctx context.Context) (store.Grant, error) {
 	}
 	if g, err := c.granted(); err != nil || g.Owner != "" {
 		return g, err
+	}
+	if c.waits {
+		c.enter()
 	}
 	start := c.s.clock.Now()
 	sent := start
@@ -168,7 +189,7 @@ func (c *claim) try(ctx context.Context, start, now clock.Instant) (store.Grant,
 		r, err := c.round(ctx, now)
 		now = clock.Instant{}
 		if err != nil {
-			c.abandon(ctx, nil)
+			c.abandon(ctx, nil, false)
 			return store.Grant{}, decision{}, nil, err
 		}
 		d := r.decide(&oks)
@@ -179,22 +200,26 @@ func (c *claim) try(ctx context.Context, start, now clock.Instant) (store.Grant,
 			}
 			d.action = giveUp // granted too late to be of use
 		}
-		pause, goOn := c.next(d, &l)
+		pause, goOn := c.next(d, r, &l)
 		if !goOn {
-			c.abandon(ctx, r)
+			c.splitVote(d)
+			c.abandon(ctx, r, d.action != newStamps)
 			return store.Grant{}, d, r, nil
 		}
 		if err := sleep(ctx, pause); err != nil {
-			c.abandon(ctx, nil)
+			c.abandon(ctx, nil, false)
 			return store.Grant{}, decision{}, nil, err
 		}
 	}
 }
 
 // next says whether the attempt goes on after a decision, and after what pause.
-func (c *claim) next(d decision, l *limits) (time.Duration, bool) {
+func (c *claim) next(d decision, r *round, l *limits) (time.Duration, bool) {
 	rtt := c.s.roundTrip()
 	switch d.action {
+	case held:
+		l.place++
+		return 0, l.place <= maxPlace && r.unplaced()
 	case again:
 		l.again++
 		return 0, l.again <= maxAgain
@@ -206,6 +231,49 @@ func (c *claim) next(d decision, l *limits) (time.Duration, bool) {
 		return rtt / 2 << (l.keep - 1), l.keep <= maxKeep
 	}
 	return 0, false
+}
+
+// unplaced reports whether the round should have got the claim a place in the queues, and has
+// not: its stamp was below the marks there.
+func (r *round) unplaced() bool {
+	c := r.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	placed, refused := 0, 0
+	for i, n := range r.a.nodes {
+		switch {
+		case n.place > 0:
+			placed++
+		case r.parks[i] && r.answers[i].kind == busy:
+			refused++
+		}
+	}
+	return placed < c.s.q && refused > 0
+}
+
+// splitVote counts the split votes in a row, after which a claim backs off.
+func (c *claim) splitVote(d decision) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.w == nil:
+	case d.action == held:
+		c.w.splits = 0
+	default:
+		c.w.splits++
+	}
+}
+
+// enter makes the claim one that waits, where the store is subscribed: it is parked in its first round.
+func (c *claim) enter() {
+	if !c.s.inbox.active() {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.ended {
+		c.s.inbox.enterLocked(c)
+	}
 }
 
 func sleep(ctx context.Context, d time.Duration) error {
@@ -232,6 +300,7 @@ type round struct {
 	mu       sync.Mutex
 	answers  []answer
 	errs     []error
+	parks    []bool // it asks for a place there
 	asked    int
 	answered int           // including those that failed
 	closed   bool          // the decision is taken; later answers are only booked
@@ -242,15 +311,16 @@ type round struct {
 	only struct { // answers and errs of a store of one node
 		answers [1]answer
 		errs    [1]error
+		parks   [1]bool
 	}
 }
 
 func (s *Store) newRound(c *claim) *round {
 	r := &round{c: c}
 	if len(s.peers) == 1 {
-		r.answers, r.errs = r.only.answers[:], r.only.errs[:]
+		r.answers, r.errs, r.parks = r.only.answers[:], r.only.errs[:], r.only.parks[:]
 	} else {
-		r.answers, r.errs = make([]answer, len(s.peers)), make([]error, len(s.peers))
+		r.answers, r.errs, r.parks = make([]answer, len(s.peers)), make([]error, len(s.peers)), make([]bool, len(s.peers))
 	}
 	return r
 }
@@ -316,7 +386,7 @@ func (r *round) direct(ctx context.Context, p *peer, trace func(store.NodeEvent)
 	}
 	d := c.s.directCall()
 	d.vote.write(c, r.a.owner, r.stamp)
-	d.call = d.vote.on(script)
+	d.call = d.vote.on(script, r.parks[0])
 	reply := p.runOne(node, &d.call)
 	c.s.calls.Put(d)
 	if unadmitted(reply) {
@@ -347,7 +417,7 @@ func (q *asking) ask() {
 	q.p.post(q)
 }
 
-func (q *asking) call() Call { return q.vote.on(q.script) }
+func (q *asking) call() Call { return q.vote.on(q.script, q.r.parks[q.p.index]) }
 
 func (q *asking) answer(reply Reply) {
 	switch {
@@ -361,7 +431,7 @@ func (q *asking) answer(reply Reply) {
 }
 
 // whole asks with the admission that it may need.
-func (q *asking) whole() { q.deliver(q.p.vote(q.r.c.vote, q.vote)) }
+func (q *asking) whole() { q.deliver(q.p.vote(q.r.c.vote, q.vote, q.r.parks[q.p.index])) }
 
 func (q *asking) deliver(a answer, err error) {
 	q.p.tell(q.trace, "acquire", q.r.c.key(), a.kind, err, q.r.t0)
@@ -380,7 +450,7 @@ func (c *claim) currentLocked(wall int64) *attempt {
 		c.birth = wall
 	}
 	if c.attempt == nil {
-		c.attempt = c.newAttempt(newOwner(c.birth, c.s.inbox, c.label).text)
+		c.attempt = c.newAttempt(newOwner(c.birth, c.s.inbox.name, c.label).text)
 	}
 	return c.attempt
 }
@@ -406,9 +476,14 @@ func (c *claim) begin(r *round, usable []*peer, now clock.Instant) error {
 	if c.ended {
 		return store.ErrReleased
 	}
+	c.nameLocked()
 	wall := c.s.wall()
 	r.a = c.currentLocked(wall)
 	r.stamp = max(wall, c.seen+1, r.a.stamp+1)
+	if c.w != nil {
+		r.stamp = max(r.stamp, c.w.hint+1)
+		c.beginParked(r, usable)
+	}
 	r.a.stamp = r.stamp
 	for _, p := range usable {
 		r.a.nodes[p.index].sent = r.stamp
@@ -419,14 +494,39 @@ func (c *claim) begin(r *round, usable []*peer, now clock.Instant) error {
 	return nil
 }
 
-// deliver books a node's answer, in its round or late.
+// beginParked asks for a place at the nodes that are listened to. Whatever has woken the claim is
+// answered by this round. c.mu is held.
+func (c *claim) beginParked(r *round, usable []*peer) {
+	w := c.w
+	w.hint, w.ask, w.next = 0, false, clock.Instant{}
+	select {
+	case <-w.woken:
+	default:
+	}
+	for _, p := range usable {
+		if c.s.inbox.listens(p) {
+			r.parks[p.index] = true
+			c.s.inbox.knows(c, r.a.owner)
+		}
+	}
+}
+
+// deliver books a node's answer, in its round or late. A late vote for a claim that waits must be
+// given back, or used: it asks again.
 func (r *round) deliver(p *peer, a answer, err error) {
 	r.c.book(r.a, p, r.stamp, r.t0, a)
+	if late := r.take(p, a, err); late && (a.kind == ok || a.kind == kept) {
+		r.c.stray(r.a)
+	}
+}
+
+// take counts an answer, and reports whether it came after the decision.
+func (r *round) take(p *peer, a answer, err error) (late bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.answered++
 	if r.closed {
-		return
+		return true
 	}
 	r.answers[p.index], r.errs[p.index] = a, err
 	t, pending := count(r.answers), r.asked-r.answered
@@ -443,6 +543,7 @@ func (r *round) deliver(p *peer, a answer, err error) {
 			close(r.done)
 		}
 	}
+	return false
 }
 
 // book remembers what an answer to VOTE says, for as long as its attempt may use it.
@@ -454,6 +555,10 @@ func (c *claim) book(a *attempt, p *peer, stamp int64, t0 clock.Instant, ans ans
 	defer c.mu.Unlock()
 	n := &a.nodes[p.index]
 	n.mark = max(n.mark, ans.mark)
+	n.place = ans.place
+	if ans.place > 0 && c.w != nil && c.w.since.IsZero() {
+		c.w.since = c.s.clock.Now()
+	}
 	if ans.kind == ok {
 		n.marked = max(n.marked, stamp)
 	}
@@ -462,6 +567,15 @@ func (c *claim) book(a *attempt, p *peer, stamp int64, t0 clock.Instant, ans ans
 	}
 	if ans.kind == ok || ans.kind == kept {
 		n.until = clock.Max(n.until, t0.Add(c.ttl-drift(c.ttl)))
+	}
+}
+
+// stray has a claim that waits ask again, where a node has given it a vote after its round.
+func (c *claim) stray(a *attempt) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.w != nil && c.attempt == a && !c.held {
+		c.pokeLocked()
 	}
 }
 
@@ -592,6 +706,7 @@ func (c *claim) grant(r *round, start clock.Instant) (store.Grant, bool, error) 
 		return store.Grant{}, false, nil
 	}
 	c.held, c.token, c.until = true, fence.Token(r.stamp), until
+	c.s.inbox.leave(c)
 	return c.grantLocked(t0.Sub(start)), true, nil
 }
 
@@ -665,14 +780,13 @@ func (c *claim) heldBy(w string, r *round) *store.HeldError {
 		h.TTL = time.Duration(nthSmallest(n, left)) * time.Millisecond
 	}
 	h.NoTTL = h.NoTTL && len(left) == 0
-	return &store.HeldError{Holder: h}
-}
-
-// Wait sleeps until another Try is worth it: with jitter, shorter the less remains of the
-// holder's ttl. A lock of another library is asked for at the same pace: nobody will tell
-// us when it goes.
-func (c *claim) Wait(ctx context.Context, held *store.HeldError) error {
-	return sleep(ctx, c.pollPause(held))
+	e := &store.HeldError{Holder: h}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if place := c.place(); place < somewhere {
+		e.Place = int(place)
+	}
+	return e
 }
 
 const (

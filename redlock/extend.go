@@ -344,7 +344,7 @@ func (p *peer) heal(patients []*extending, trace func(store.NodeEvent)) {
 		if !valid {
 			continue
 		}
-		a, err := p.vote(e.c.vote, call)
+		a, err := p.vote(e.c.vote, call, false)
 		p.tell(trace, "heal", e.c.key(), a.kind, err, t0)
 		e.c.book(e.a, p, call.stamp, t0, a)
 		if err != nil && codeOf(err) == "" {
@@ -373,6 +373,7 @@ func (c *claim) beginHeal(a *attempt, p *peer) (*voteCall, bool) {
 	}
 	n.sent = max(n.sent, stamp)
 	call := new(voteCall)
+	c.nameLocked()
 	call.write(c, a.owner, stamp)
 	return call, true
 }

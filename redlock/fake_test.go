@@ -1,8 +1,11 @@
 package redlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -27,6 +30,14 @@ type fakeNode struct {
 	extra map[string]string
 	info  string // added to INFO
 	mute  bool   // executes, and its answers get lost
+	queue map[string][]fakePlace
+	subs  map[string]func(string) // by channel; nil where nobody may subscribe
+	dumb  bool                    // messages get lost
+}
+
+type fakePlace struct {
+	owner string
+	birth int64
 }
 
 type fakeVote struct {
@@ -35,7 +46,53 @@ type fakeVote struct {
 }
 
 func newFake(name string) *fakeNode {
-	return &fakeNode{name: name, votes: map[string]fakeVote{}, marks: map[string]int64{}, runs: map[string]int{}, extra: map[string]string{}}
+	return &fakeNode{name: name, votes: map[string]fakeVote{}, marks: map[string]int64{}, runs: map[string]int{}, extra: map[string]string{}, queue: map[string][]fakePlace{}}
+}
+
+// park gives owner a place, unless it has one, and answers which, from 0.
+func (f *fakeNode) park(key, owner string, birth int64) int64 {
+	q := f.queue[key]
+	if !slices.ContainsFunc(q, func(p fakePlace) bool { return p.owner == owner }) {
+		q = append(q, fakePlace{owner, birth})
+		slices.SortFunc(q, func(a, b fakePlace) int {
+			return cmp.Or(cmp.Compare(a.birth, b.birth), cmp.Compare(a.owner, b.owner))
+		})
+		f.queue[key] = q
+	}
+	return int64(slices.IndexFunc(q, func(p fakePlace) bool { return p.owner == owner }))
+}
+
+func (f *fakeNode) unpark(key, owner string) {
+	f.queue[key] = slices.DeleteFunc(f.queue[key], func(p fakePlace) bool { return p.owner == owner })
+}
+
+func (f *fakeNode) tell(w, text string) bool {
+	deliver := f.subs["holdfast:"+strings.Split(w, ".")[2]]
+	if deliver != nil && !f.dumb {
+		go deliver(text)
+	}
+	return deliver != nil
+}
+
+// handOver reserves the vote for the first live waiter.
+func (f *fakeNode) handOver(key, from string, reserve, now int64) {
+	for len(f.queue[key]) > 0 {
+		w := f.queue[key][0].owner
+		f.queue[key] = f.queue[key][1:]
+		mark := max(f.marks[key], now-markMargin.Microseconds())
+		if f.tell(w, fmt.Sprintf("w1 wake %d %s %s %s", mark, w, from, key)) {
+			f.marks[key] = mark + 1
+			f.votes[key] = fakeVote{w, time.Now().Add(time.Duration(reserve) * time.Millisecond)}
+			break
+		}
+	}
+	for len(f.queue[key]) > 0 && now-f.queue[key][0].birth > 1e6 {
+		w := f.queue[key][0].owner
+		if f.tell(w, fmt.Sprintf("w1 next %d %s %s", reserve, w, key)) {
+			return
+		}
+		f.queue[key] = f.queue[key][1:]
+	}
 }
 
 func fakes(n int) (fs []*fakeNode, nodes []Node) {
@@ -145,7 +202,11 @@ func (f *fakeNode) exec(op string, keys, args []string) Reply {
 		s := num(2)
 		until := time.Now().Add(time.Duration(num(1)) * time.Millisecond)
 		if cur.owner != "" && cur.owner != args[0] {
-			return answer("BUSY", mark, now, cur.owner, time.Until(cur.until).Milliseconds())
+			rank := int64(-1)
+			if len(args) > 3 && mark < s {
+				rank = f.park(key, args[0], min(num(3), now))
+			}
+			return answer("BUSY", mark, now, cur.owner, time.Until(cur.until).Milliseconds(), rank)
 		}
 		mine := cur.owner != ""
 		if mine && cur.until.Before(until) {
@@ -183,15 +244,25 @@ func (f *fakeNode) exec(op string, keys, args []string) Reply {
 			delete(f.votes, key)
 			freed = 1
 		}
-		switch s := num(1); {
-		case s == 0:
-			return Reply{Value: freed}
-		case s > now+aheadLimit.Microseconds():
-			return answer("AHEAD", freed, now)
-		case s > mark:
-			f.marks[key] = s
+		s, did := num(1), freed
+		ahead := s > now+aheadLimit.Microseconds()
+		if s > mark && !ahead {
+			f.marks[key], mark = s, s
 		}
-		return Reply{Value: freed}
+		if len(args) > 2 && args[2] == "1" {
+			f.unpark(key, args[0])
+		}
+		if len(args) > 4 && num(5) > mark {
+			f.park(key, args[4], min(num(6), now))
+			did += 2
+		}
+		if freed == 1 && len(args) > 3 && args[3] != "0" {
+			f.handOver(key, args[0], num(3), now)
+		}
+		if ahead {
+			return answer("AHEAD", did, now)
+		}
+		return Reply{Value: did}
 	case "record":
 		if f.extra["maxttl"] == "" && args[2] == "1" {
 			f.extra["maxttl"], f.extra["trust"] = args[0], args[1]
@@ -229,6 +300,25 @@ func (f *fakeNode) Pinned(_ context.Context, _ string, fn func(do func(args ...s
 	})
 }
 
-func (f *fakeNode) Subscribe(ctx context.Context, _ string, _ func(string), _ func()) error {
-	return errors.ErrUnsupported
+func (f *fakeNode) Subscribe(ctx context.Context, channel string, deliver func(string), up func()) error {
+	f.mu.Lock()
+	if f.subs == nil {
+		f.mu.Unlock()
+		return errors.ErrUnsupported
+	}
+	f.subs[channel] = deliver
+	f.mu.Unlock()
+	up()
+	<-ctx.Done()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.subs, channel)
+	return ctx.Err()
+}
+
+// subscribable lets clients subscribe to the nodes.
+func subscribable(fs []*fakeNode) {
+	for _, f := range fs {
+		f.subs = map[string]func(string){}
+	}
 }

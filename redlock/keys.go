@@ -18,11 +18,16 @@ const (
 // hash tag of its own keeps it and takes two colons, so that x and {x} share nothing.
 func markKey(vote string) string { return string(appendMarkKey(nil, vote)) }
 
-func appendMarkKey(b []byte, vote string) []byte {
+func appendMarkKey(b []byte, vote string) []byte { return appendBeside(b, vote, "fence") }
+
+// queueKey names the queue beside a vote: {key}:queue.
+func queueKey(vote string) string { return string(appendBeside(nil, vote, "queue")) }
+
+func appendBeside(b []byte, vote, what string) []byte {
 	if _, tagged := hashTag(vote); tagged {
-		return append(append(b, vote...), "::fence"...)
+		return append(append(append(b, vote...), "::"...), what...)
 	}
-	return append(append(append(b, '{'), vote...), "}:fence"...)
+	return append(append(append(append(b, '{'), vote...), "}:"...), what...)
 }
 
 // hashTag returns the part of a key that a Cluster hashes, and whether it is a tag: what

@@ -21,7 +21,12 @@ type owner struct {
 	label string
 }
 
-const maxLabel = 64 // bytes, encoded
+const (
+	maxLabel = 64 // bytes, encoded
+
+	ownerBirth = len("h1.") // where the parts of an owner of ours begin
+	ownerInbox = ownerBirth + 16
+)
 
 // newOwner makes the owner of a fresh attempt. The random part comes from crypto/rand, so
 // that copies of one process never share one.

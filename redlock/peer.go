@@ -249,7 +249,7 @@ func (p *peer) send(calls []Call) []Reply {
 
 // vote sends one VOTE and answers it, or the reason why there is no answer. A node that
 // does not have the script is admitted, if it may be, and asked again with the same stamp.
-func (p *peer) vote(key string, call *voteCall) (answer, error) {
+func (p *peer) vote(key string, call *voteCall, park bool) (answer, error) {
 	script, err := p.script(key)
 	if err == nil && p.admitted.isCluster.Load() {
 		if err := checkClusterKey(key); err != nil {
@@ -261,7 +261,7 @@ func (p *peer) vote(key string, call *voteCall) (answer, error) {
 			return answer{}, err
 		}
 		sent := p.s.clock.Now()
-		reply := p.run(call.on(script))[0]
+		reply := p.run(call.on(script, park && !p.admitted.isCluster.Load()))[0]
 		if attempt < 2 && unadmitted(reply) {
 			script, err = p.readmit(key, script)
 			continue
@@ -335,7 +335,7 @@ func parseVote(v any, stamp int64) (answer, error) {
 	return a, nil
 }
 
-// parseBusy reads owner and remaining ttl of a busy vote.
+// parseBusy reads owner and remaining ttl of a busy vote, and the asker's place in the queue.
 func parseBusy(a answer, r []any) (answer, error) {
 	if len(r) < 2 {
 		return answer{}, errReply
@@ -345,6 +345,13 @@ func parseBusy(a answer, r []any) (answer, error) {
 	a.pttl, isTTL = r[1].(int64)
 	if !isOwner || !isTTL {
 		return answer{}, errReply
+	}
+	if len(r) > 2 {
+		rank, isRank := r[2].(int64)
+		if !isRank {
+			return answer{}, errReply
+		}
+		a.place = max(0, rank+1)
 	}
 	a.kind = busy
 	return a, nil
@@ -396,7 +403,7 @@ type debt struct {
 	stamp int64
 	due   clock.Instant
 	until clock.Instant
-	done  func(freed bool, err error, first bool)
+	done  func(r released, err error, first bool)
 }
 
 const (
@@ -499,10 +506,10 @@ func (p *peer) settle(due []debt) bool {
 	}
 	answered := false
 	for i, r := range p.runInTime(calls) {
-		freed, wait, err := parseRelease(r, due[i].stamp)
+		did, wait, err := parseRelease(r, due[i].stamp)
 		if err == nil {
 			answered = true
-			due[i].done(freed, nil, false)
+			due[i].done(did, nil, false)
 			if wait == 0 {
 				continue
 			}
@@ -552,25 +559,31 @@ func (d debt) after(now clock.Instant, wait time.Duration) debt {
 	return d
 }
 
+// released is what a RELEASE did at a node.
+type released struct {
+	freed  bool // the vote was there
+	placed bool // the claim's next owner has a place in the queue
+}
+
 // parseRelease reads the answer to RELEASE. A positive wait says that the tombstone for
 // the stamp is still refused, and for how long.
-func parseRelease(r Reply, stamp int64) (freed bool, wait time.Duration, err error) {
+func parseRelease(r Reply, stamp int64) (did released, wait time.Duration, err error) {
 	if r.Err != nil {
-		return false, 0, r.Err
+		return released{}, 0, r.Err
 	}
-	if n, isInt := r.Value.(int64); isInt {
-		return n == 1, 0, nil
+	bits, isInt := r.Value.(int64)
+	if !isInt {
+		a, isArray := r.Value.([]any)
+		if !isArray || len(a) < 3 || a[0] != "AHEAD" {
+			return released{}, 0, errReply
+		}
+		now, isTime := a[2].(int64)
+		if bits, isInt = a[1].(int64); !isInt || !isTime {
+			return released{}, 0, errReply
+		}
+		wait = max(time.Millisecond, time.Duration(stamp-now)*time.Microsecond-aheadLimit)
 	}
-	a, isArray := r.Value.([]any)
-	if !isArray || len(a) < 3 || a[0] != "AHEAD" {
-		return false, 0, errReply
-	}
-	n, isInt := a[1].(int64)
-	now, isTime := a[2].(int64)
-	if !isInt || !isTime {
-		return false, 0, errReply
-	}
-	return n == 1, max(time.Millisecond, time.Duration(stamp-now)*time.Microsecond-aheadLimit), nil
+	return released{freed: bits&1 != 0, placed: bits&2 != 0}, wait, nil
 }
 
 // pinned runs fn on one connection of p, raced against ctx: fn goes on alone where the

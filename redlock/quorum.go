@@ -37,6 +37,7 @@ type answer struct {
 	now   int64  // the node's clock
 	owner string // of a busy vote
 	pttl  int64  // ms that remain of a busy vote; negative where it has no end
+	place int64  // ours in the queue for a busy vote, from 1; zero where there is none
 }
 
 // tally counts the answers of a round.

@@ -55,7 +55,7 @@ type Store struct {
 	opts    Options
 	peers   []*peer // sorted by name, so that all clients number them alike
 	q       int
-	inbox   string
+	inbox   inbox
 	scripts scripts
 	clock   clock.Clock
 	boot    string // boot id for tickets; empty where there is none
@@ -75,6 +75,7 @@ type Store struct {
 	deadline sharedDeadline
 	short    sharedDeadline
 	ttlText  atomic.Pointer[durationText]
+	rsvText  atomic.Pointer[durationText]
 	calls    sync.Pool // of *directCall
 }
 
@@ -98,7 +99,8 @@ func New(o Options, nodes ...Node) (*Store, error) {
 	if len(nodes) == 0 {
 		return nil, &store.InvalidError{Field: "nodes", Value: "none", Rule: "at least one node is needed"}
 	}
-	s := &Store{opts: o, began: time.Now(), q: quorumOf(len(nodes)), inbox: newInbox(), scripts: newScripts(), clock: storeClock(), met: make(chan struct{})}
+	s := &Store{opts: o, began: time.Now(), q: quorumOf(len(nodes)), scripts: newScripts(), clock: storeClock(), met: make(chan struct{})}
+	s.inbox = inbox{s: s, name: newInbox(), claims: map[string]*claim{}}
 	s.rtt.Store(int64(time.Millisecond))
 	sorted := slices.Clone(nodes)
 	for i, n := range sorted {
@@ -246,11 +248,13 @@ type durationText struct {
 	text string
 }
 
-func (s *Store) milliseconds(d time.Duration) string {
-	t := s.ttlText.Load()
+func (s *Store) milliseconds(d time.Duration) string { return cachedText(&s.ttlText, d) }
+
+func cachedText(last *atomic.Pointer[durationText], d time.Duration) string {
+	t := last.Load()
 	if t == nil || t.d != d {
 		t = &durationText{d, milliseconds(d)}
-		s.ttlText.Store(t)
+		last.Store(t)
 	}
 	return t.text
 }

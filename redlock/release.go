@@ -65,8 +65,12 @@ func (s *sending) wait() <-chan struct{} {
 type releasing struct {
 	c      *claim
 	a      *attempt
-	lease  bool // it ends a lease
-	needed int  // answers that a caller waits for
+	lease  bool     // it ends a lease
+	leave  bool     // the owner may have places in the queues
+	handOn bool     // a vote that is freed is handed over
+	next   *attempt // under which the claim goes on waiting; nil where it does not
+	stamp2 int64    // of next
+	needed int      // answers that a caller waits for
 	lost   error
 	began  clock.Instant // when it was last begun; guarded by the claim's mutex, as is until
 	until  clock.Instant // end of the repetition
@@ -105,6 +109,7 @@ func (c *claim) Release(ctx context.Context) error {
 	if first {
 		c.releaseLocked(ctx)
 	}
+	c.s.inbox.leave(c)
 	r := c.last
 	send := r != nil && (first || r.again())
 	var began clock.Instant
@@ -152,14 +157,20 @@ func (r *releasing) waited() <-chan struct{} {
 // abandon ends the attempt of a Try that was not granted. Where a round is given, it
 // first looks at its answers: an attempt that has no votes and no request under way goes on
 // under its owner; else the votes are waited for that are known to be given back, for as
-// long as the round leaves of the node timeout.
-func (c *claim) abandon(ctx context.Context, r *round) {
+// long as the round leaves of the node timeout. A claim that waits is parked by the same RELEASE,
+// under the owner with which it goes on, where goOn says that it does.
+func (c *claim) abandon(ctx context.Context, r *round, goOn bool) {
 	c.mu.Lock()
-	if c.attempt == nil || r != nil && r.clean() {
+	if c.attempt == nil || r != nil && r.clean(c.w != nil) {
 		c.mu.Unlock()
 		return
 	}
-	rel := c.releaseLocked(ctx)
+	var rel *releasing
+	if goOn && c.w != nil && !c.ended {
+		rel = c.moveLocked(ctx, r)
+	} else {
+		rel = c.releaseLocked(ctx)
+	}
 	c.mu.Unlock()
 	rel.send(true)
 	if r == nil {
@@ -175,16 +186,41 @@ func (c *claim) abandon(ctx context.Context, r *round) {
 }
 
 // clean reports whether every node that the attempt's requests went to has just said that
-// it holds no vote of it, and its stamps are worth repeating.
-func (r *round) clean() bool {
+// it holds no vote of it, and its stamps are worth repeating. A claim that waits has time for
+// those that were not waited for: see stray.
+func (r *round) clean(waits bool) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i, n := range r.a.nodes {
-		if n.sent > 0 && r.answers[i].kind != busy && r.answers[i].kind != low {
+		pending := waits && r.errs[i] == errPending && n.until.IsZero()
+		if n.sent > 0 && r.answers[i].kind != busy && r.answers[i].kind != low && !pending {
 			return false
 		}
 	}
 	return true
+}
+
+// moveLocked ends the attempt and goes on under a new owner, which the same RELEASE parks. Its
+// stamp is the first of the new attempt, and sent from this moment on. c.mu is held.
+func (c *claim) moveLocked(ctx context.Context, r *round) *releasing {
+	wall := c.s.wall()
+	stamp := max(wall, c.attempt.stamp+1)
+	for _, a := range r.answers {
+		if a.mark <= wall+aheadLimit.Microseconds() {
+			stamp = max(stamp, a.mark+1)
+		}
+	}
+	rel := c.releaseLocked(ctx)
+	next := c.newAttempt(newOwner(c.birth, c.s.inbox.name, c.label).text)
+	next.stamp = stamp
+	for i := range next.nodes {
+		next.nodes[i].sent = stamp
+		rel.nodes[i].asked = true
+	}
+	c.s.inbox.knows(c, next.owner)
+	c.attempt = next
+	rel.next, rel.stamp2, rel.leave, rel.handOn = next, stamp, true, false
+	return rel
 }
 
 // releaseLocked ends the current attempt, whose RELEASE is then to be sent: an owner is never
@@ -195,8 +231,11 @@ func (c *claim) releaseLocked(ctx context.Context) *releasing {
 	if c.held && c.lost == nil && now.Until(c.until) <= 0 {
 		c.lost = &store.LostError{} // by time, whatever the nodes still have
 	}
+	c.nameLocked()
 	r := &releasing{c: c, a: c.attempt, lease: c.held || c.ticketed, lost: c.lost, began: now, until: now.Add(c.ttl),
 		trace: store.Trace(ctx)}
+	r.leave = c.adopted || c.w != nil && c.w.parked
+	r.handOn = r.lease || r.leave // a claim that was parked may have a reservation that nobody else knows of
 	if r.nodes = r.only[:]; len(s.peers) > 1 {
 		r.nodes = make([]releasedAt, len(s.peers))
 	}
@@ -207,7 +246,7 @@ func (c *claim) releaseLocked(ctx context.Context) *releasing {
 	s.released.add(r.a.owner)
 	known := 0
 	for i, n := range r.a.nodes {
-		if n.mark > 0 || !n.until.IsZero() {
+		if n.mark > 0 || !n.until.IsZero() || r.leave && n.sent > 0 {
 			known++
 		}
 		r.nodes[i].asked = n.sent > 0
@@ -223,34 +262,50 @@ func (c *claim) releaseLocked(ctx context.Context) *releasing {
 
 // releaseCall is one RELEASE.
 type releaseCall struct {
-	stamp      int64
-	keys, args [2]string
+	stamp int64
+	keys  [3]string
+	args  [7]string
 }
 
 // write sets what is sent to one node. Where its mark is known to stand at the highest stamp
-// sent there, that need not be looked at.
-func (w *releaseCall) write(r *releasing, index int) Call {
-	r.c.mu.Lock()
-	n := r.a.nodes[index]
-	r.c.mu.Unlock()
-	w.keys[0], w.args = r.c.vote, [2]string{r.a.owner, "0"}
-	keys := w.keys[:1]
+// sent there, that need not be looked at. A Cluster has no queue.
+func (w *releaseCall) write(r *releasing, p *peer) Call {
+	c := r.c
+	c.mu.Lock()
+	n := r.a.nodes[p.index]
+	c.mu.Unlock()
+	w.keys = [3]string{c.vote, c.mark, c.queue}
+	w.args = [7]string{r.a.owner, "0", "0", "0"}
+	keys, args := w.keys[:1], w.args[:2]
 	if w.stamp = 0; n.marked != n.sent {
 		w.stamp = n.sent
-		w.keys[1], w.args[1] = markKey(r.c.vote), strconv.FormatInt(n.sent, 10)
-		keys = w.keys[:]
+		w.args[1] = strconv.FormatInt(n.sent, 10)
+		keys = w.keys[:2]
 	}
-	return Call{Script: r.c.s.scripts.release, Keys: keys, Args: w.args[:], Once: true}
+	if (r.leave || r.handOn) && !p.admitted.isCluster.Load() {
+		keys, args = w.keys[:], w.args[:4]
+		if r.leave {
+			w.args[2] = "1"
+		}
+		if r.handOn {
+			w.args[3] = cachedText(&c.s.rsvText, c.reserve())
+		}
+		if r.next != nil {
+			args = w.args[:]
+			w.args[4], w.args[5], w.args[6] = r.next.owner, strconv.FormatInt(r.stamp2, 10), r.next.owner[ownerBirth:ownerInbox]
+		}
+	}
+	return Call{Script: c.s.scripts.release, Keys: keys, Args: args, Once: true}
 }
 
 // debt is the RELEASE for one node, to be repeated.
 func (r *releasing) debt(p *peer) debt {
 	w := new(releaseCall)
-	call := w.write(r, p.index)
+	call := w.write(r, p)
 	r.c.mu.Lock()
 	defer r.c.mu.Unlock()
 	return debt{call: call, stamp: w.stamp, until: r.until,
-		done: func(freed bool, err error, first bool) { r.deliver(p, freed, err, first) }}
+		done: func(did released, err error, first bool) { r.deliver(p, did, err, first) }}
 }
 
 // send asks the nodes that have not answered: at once, or by a node's debts where it has not
@@ -270,7 +325,7 @@ func (r *releasing) send(first bool) {
 		switch silent := p.silent(); {
 		case !n.asked || n.answered:
 		case silent != nil:
-			r.deliver(p, false, silent, true)
+			r.deliver(p, released{}, silent, true)
 			p.owe(r.debt(p))
 		case n.open: // the client has not returned from an earlier request
 			p.owe(r.debt(p))
@@ -303,7 +358,7 @@ type giving struct {
 
 // call is written as late as it can be: the answer to a VOTE that was still under way when the
 // lease ended may tell where the mark stands.
-func (g *giving) call() Call { return g.w.write(g.r, g.p.index) }
+func (g *giving) call() Call { return g.w.write(g.r, g.p) }
 
 func (g *giving) answer(reply Reply) {
 	r, p := g.r, g.p
@@ -357,7 +412,7 @@ func (r *releasing) direct(ctx context.Context, sent clock.Instant, first bool) 
 		return false
 	}
 	d := s.directCall()
-	d.call = d.release.write(r, 0)
+	d.call = d.release.write(r, p)
 	stamp := d.release.stamp
 	s.sending.begin()
 	reply := p.runOne(node, &d.call)
@@ -371,23 +426,23 @@ func (r *releasing) direct(ctx context.Context, sent clock.Instant, first bool) 
 
 // take books a reply, and reports whether RELEASE must be sent again, and after what pause.
 func (r *releasing) take(p *peer, reply Reply, stamp int64, sent clock.Instant, first bool) (wait time.Duration, repeat bool) {
-	freed, wait, err := parseRelease(reply, stamp)
+	did, wait, err := parseRelease(reply, stamp)
 	switch {
 	case err == nil || codeOf(err) != "":
 		p.answered()
 	case err != errStale:
 		p.note(err, sent)
 	}
-	p.tell(r.trace, "release", r.c.key(), kindOfRelease(freed, err), err, sent)
-	r.deliver(p, freed, err, first)
+	p.tell(r.trace, "release", r.c.key(), kindOfRelease(did, err), err, sent)
+	r.deliver(p, did, err, first)
 	return wait, err != nil || wait > 0 && !off(ruleMRepeat)
 }
 
-func kindOfRelease(freed bool, err error) kind {
+func kindOfRelease(did released, err error) kind {
 	switch {
 	case err != nil:
 		return noAnswer
-	case freed:
+	case did.freed:
 		return ok
 	}
 	return none
@@ -395,20 +450,23 @@ func kindOfRelease(freed bool, err error) kind {
 
 // deliver books an answer. Only the first request to a node tells whether the vote was
 // there: a repeated one may find that an earlier one, whose reply was lost, deleted it.
-func (r *releasing) deliver(p *peer, freed bool, err error, first bool) {
+func (r *releasing) deliver(p *peer, did released, err error, first bool) {
+	if did.placed {
+		r.c.placed(r.next, p)
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	n := &r.nodes[p.index]
 	if n.answered {
 		return
 	}
-	n.outcome, n.err = kindOfRelease(freed, err), permanent(p.name, r.c.vote, err)
+	n.outcome, n.err = kindOfRelease(did, err), permanent(p.name, r.c.vote, err)
 	if err != nil {
 		return
 	}
 	n.answered = true
 	r.answered++
-	if first && !freed {
+	if first && !did.freed {
 		r.gone++
 	}
 	if r.answered == r.needed {

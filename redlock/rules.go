@@ -13,6 +13,7 @@ const (
 	ruleE                   // an owner is never used after its RELEASE was sent
 	ruleF                   // late answers of an older extension are not booked on a newer one
 	ruleG                   // votes are never shortened
+	ruleH                   // a reservation raises the mark
 	ruleI                   // acceptances are counted for one stamp only
 	ruleJ                   // a stamp must exceed the mark
 	ruleK                   // LOW gives no vote

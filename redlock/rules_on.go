@@ -19,7 +19,7 @@ var (
 	elapsed    atomic.Int64 // ns
 )
 
-var ruleNames = "ABCDEFGIJKLMNOPQRSTUVmu"
+var ruleNames = "ABCDEFGHIJKLMNOPQRSTUVmu"
 
 // SwitchOff switches the named rules off, such as "M" or "EJ", and returns what switches
 // them on again; "m" is the half of M that is the client's, "u" the half of U that is BREAK's.
@@ -67,11 +67,12 @@ var mutants = []struct {
 	{ruleD, "release", "cur == ARGV[1]", "true"},
 	{ruleG, "vote", "call('PTTL', vote) < ttl", "true"},
 	{ruleG, "keep", "redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2])", "true"},
+	{ruleH, "release", "not write(string.format('%.0f', s))", "false"},
 	{ruleJ, "vote", "elseif S > f then", "elseif S >= f then"},
 	{ruleK, "vote", "  why = 'LOW'\n", "  why = 'LOW'\n  if not cur then redis.call('SET', KEYS[1], owner, 'PX', ttl, 'NX') end\n"},
-	{ruleM, "release", "if ARGV[2] == '0' then", "if true then"},
+	{ruleM, "release", "if S > 0 then", "if false then"},
 	{ruleQ, "vote", "if S > now + 5000000 then", "if false then"},
-	{ruleQ, "release", "if S > now + 5000000 then", "if false then"},
+	{ruleQ, "release", "early = S > now + 5000000", "early = false"},
 	{ruleR, "vote", "local f = now - 5000000", "local f = F"},
 	{ruleS, "vote", "'PX', '120000'", "'PX', '115000'"},
 	{ruleS, "release", "'PX', 120000", "'PX', 115000"},

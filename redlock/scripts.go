@@ -13,6 +13,7 @@ const (
 	aheadLimit = 5 * time.Second   // AHEAD: how far a stamp may be ahead of a node's clock
 	markMargin = 5 * time.Second   // MARGIN: how far behind it is refused
 	markLife   = 120 * time.Second // E: life of a mark
+	queueLife  = time.Hour         // of a queue, after its last entry
 )
 
 var (
@@ -88,6 +89,7 @@ func fill(text string) string {
 	return strings.NewReplacer(
 		"@AHEAD@", strconv.FormatInt(aheadLimit.Microseconds(), 10),
 		"@MARGIN@", strconv.FormatInt(markMargin.Microseconds(), 10),
+		"@QUEUELIFE@", strconv.FormatInt(queueLife.Milliseconds(), 10),
 		"@LIFE@", strconv.FormatInt(markLife.Milliseconds(), 10),
 	).Replace(text)
 }

@@ -71,7 +71,7 @@ func (s *Store) Adopt(ctx context.Context, ticket string) (store.Claim, store.Gr
 		return nil, store.Grant{}, c.invalid
 	}
 	o := parseOwner(t.Owner)
-	c.birth, c.label = o.birth, encodeLabel(o.label)
+	c.birth, c.label, c.adopted = o.birth, encodeLabel(o.label), true
 	c.attempt = c.newAttempt(o.text)
 	c.attempt.stamp = t.Stamp
 	for i, until := range t.Nodes {

@@ -1,6 +1,6 @@
 -- VOTE of docs/protocol.md 1.2: acquire, and heal a node that has lost the vote.
--- KEYS vote, mark
--- ARGV owner, ttl in ms, stamp in us
+-- KEYS vote, mark [, queue: where the claim waits and may be parked]
+-- ARGV owner, ttl in ms, stamp in us [, the claim's birth in us]
 -- Answers OK by the node's clock alone, in us; anything else by its name, the mark and the clock.
 -- Admitted for replication id @REPLID@, check @CHECK@, longest ttl @MAXTTL@ ms.
 -- Texts are handed on as they came: Redis prints numbers slowly, and rounded.
@@ -17,7 +17,19 @@ local cur, F = m[1], (m[2] or 0) + 0
 local f = now - @MARGIN@
 if F > f then f = F end
 if cur and cur ~= owner then
-  return {'BUSY', f, now, string.sub(cur, 1, 256), call('PTTL', vote)} -- owners are shorter; data may be long
+  local rank, queue = -1, KEYS[3]
+  if queue then -- a place is a hint: where memory is short, or the key taken, there is none
+    local pcall = redis.pcall
+    if f < S and S <= now + @AHEAD@ then
+      local birth = ARGV[4]
+      if birth + 0 > now then birth = string.format('%.0f', now) end
+      pcall('ZADD', queue, 'NX', birth, owner)
+      pcall('PEXPIRE', queue, @QUEUELIFE@)
+    end
+    rank = pcall('ZRANK', queue, owner)
+    if type(rank) ~= 'number' then rank = -1 end
+  end
+  return {'BUSY', f, now, string.sub(cur, 1, 256), call('PTTL', vote), rank} -- owners are shorter; data may be long
 end
 if cur and call('PTTL', vote) < ttl then
   call('PEXPIRE', vote, px) -- never shortens; before the mark, so that OOM cannot stop it
@@ -32,7 +44,7 @@ elseif S > f then
   call('SET', mark, stamp, 'PX', '@LIFE@')
   return now -- OK
 elseif cur and S == F then
-  return now -- OK: a retransmission
+  return now -- OK: a retransmission, or a reservation of just this stamp
 else
   why = 'LOW'
 end

@@ -1,0 +1,469 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/clock"
+	"github.com/holdfast-go/holdfast/store"
+)
+
+// This file holds what docs/protocol.md, section 4, says of waiting, to be read beside it. No
+// safety depends on it: a wake-up that is lost, late or doubled costs time only.
+
+const (
+	// lingering is for how long a store stays subscribed after the last claim left.
+	lingering = 10 * time.Second
+	// unheardOf is how long a node has to confirm a subscription, until it is said that there is none.
+	unheardOf = 2 * time.Second
+	// askAgain is for how long a node that refuses subscriptions is not asked.
+	askAgain = time.Minute
+
+	minReserve = 250 * time.Millisecond
+	maxReserve = 10 * time.Second
+
+	firstAsk = time.Second           // after parking: what is my rank
+	rankStep = 10 * time.Millisecond // between the first waiters, where a holder has died
+	nearRank = 3                     // ranks that wait for the end of the holder's ttl
+)
+
+// inbox is where the nodes tell a store value of hand-overs: one subscription at each node, for
+// all keys, from the first claim that waits until a while after the last one.
+type inbox struct {
+	s    *Store
+	name string
+
+	mu      sync.Mutex
+	claims  map[string]*claim // those that wait, by every owner that they have been parked under
+	waiting int               // claims in it
+	gen     int               // of subscriptions; even where there are none
+	stop    context.CancelFunc
+	left    time.Duration // age of the store when the last claim left
+	subs    []subscription
+	poked   bool // everybody will be poked soon
+}
+
+// subscription is that of one node.
+type subscription struct {
+	up    bool
+	why   error // why there is none; nil while it may come
+	since time.Duration
+	told  bool
+}
+
+// waiting is what a claim knows of its place in the nodes' queues. It is guarded by the claim's
+// mutex, but for woken.
+type waiting struct {
+	woken  chan struct{} // has room for one: look again; nil when the claim has left the inbox
+	ask    bool          // a reason to ask at once has come since the last round began
+	parked bool          // a node may have a place for it, or may have had
+	owners []string      // that the inbox knows
+	hint   int64         // highest mark that a wake-up told
+	since  clock.Instant // when the place was taken, or a wake-up last came
+	asked  bool          // it has asked for its rank since
+	next   clock.Instant // when the reservation of the one before it ends
+	splits int           // split votes in a row
+}
+
+// enter makes a claim one that waits. The caller holds c.mu.
+func (b *inbox) enterLocked(c *claim) {
+	if c.w != nil {
+		return
+	}
+	c.w = &waiting{woken: make(chan struct{}, 1)}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.waiting++
+	if b.stop == nil {
+		b.subscribe()
+	}
+}
+
+// active reports whether the store is subscribed, so that claims may be parked at once.
+func (b *inbox) active() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.stop != nil
+}
+
+// knows books an owner under which the claim is about to be parked. The caller holds c.mu.
+func (b *inbox) knows(c *claim, owner string) {
+	c.w.parked = true
+	if n := len(c.w.owners); n > 0 && c.w.owners[n-1] == owner {
+		return
+	}
+	c.w.owners = append(c.w.owners, owner)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.claims[owner] = c
+}
+
+// leave forgets a claim that is granted or over. The caller holds c.mu.
+func (b *inbox) leave(c *claim) {
+	if c.w == nil || c.w.woken == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, owner := range c.w.owners {
+		delete(b.claims, owner)
+	}
+	c.w.woken, c.w.owners = nil, nil
+	if b.waiting--; b.waiting == 0 {
+		b.left = b.s.age()
+	}
+}
+
+// subscribe begins to listen at every node. b.mu is held.
+func (b *inbox) subscribe() {
+	ctx, stop := context.WithCancel(context.Background())
+	b.stop = stop
+	b.gen++
+	b.subs = make([]subscription, len(b.s.peers))
+	for i, p := range b.s.peers {
+		b.subs[i].since = b.s.age()
+		go b.listen(ctx, b.gen, p)
+	}
+	go b.linger(ctx, b.gen)
+}
+
+// linger ends the subscriptions when no claim has waited for a while.
+func (b *inbox) linger(ctx context.Context, gen int) {
+	for rest := lingering; rest > 0; {
+		select {
+		case <-time.After(rest):
+		case <-ctx.Done():
+			return
+		}
+		b.mu.Lock()
+		if rest = lingering; b.waiting == 0 {
+			rest = b.left + lingering - b.s.age()
+		}
+		if rest <= 0 {
+			b.stop()
+			b.stop = nil
+		}
+		b.mu.Unlock()
+	}
+}
+
+// listen keeps the subscription of one node. A node that refuses it is asked again, seldom.
+func (b *inbox) listen(ctx context.Context, gen int, p *peer) {
+	for ctx.Err() == nil {
+		err := errNoQueue
+		if !p.admitted.isCluster.Load() {
+			err = p.node.Subscribe(ctx, "holdfast:"+b.name,
+				func(payload string) { b.deliver(p, payload) },
+				func() { b.up(gen, p) })
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil {
+			err = errors.New("the subscription has ended")
+		}
+		b.refused(gen, p, err)
+		select {
+		case <-time.After(time.Duration(float64(askAgain) * (0.75 + rand.Float64()/2))):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// errNoQueue is why a Cluster has no queues.
+var errNoQueue = fmt.Errorf("%w: a Redis Cluster has no queue; waiting polls", store.ErrUnsupported)
+
+func (b *inbox) up(gen int, p *peer) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.gen != gen || b.stop == nil {
+		return
+	}
+	b.subs[p.index].up, b.subs[p.index].why = true, nil
+	b.pokeAllSoon()
+}
+
+func (b *inbox) refused(gen int, p *peer, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.gen == gen && b.stop != nil {
+		b.subs[p.index].up, b.subs[p.index].why = false, err
+		b.pokeAllSoon()
+	}
+}
+
+// pokeAllSoon has every claim ask once: a message may have been lost. The nodes' subscriptions
+// most often come together. b.mu is held.
+func (b *inbox) pokeAllSoon() {
+	if b.poked {
+		return
+	}
+	b.poked = true
+	time.AfterFunc(min(2*b.s.roundTrip(), 100*time.Millisecond), b.pokeAll)
+}
+
+func (b *inbox) pokeAll() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.poked = false
+	for _, c := range b.claims {
+		go c.poke()
+	}
+}
+
+// listens reports whether a claim may be parked at p: a place without a subscription would be that
+// of a dead process.
+func (b *inbox) listens(p *peer) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.stop != nil && b.subs[p.index].up && !p.admitted.isCluster.Load()
+}
+
+// refusals tells, once for each node, that claims are not parked there, and reports whether too many do not.
+func (b *inbox) refusals(ctx context.Context, key string) (poll bool) {
+	type news struct {
+		p   *peer
+		err error
+	}
+	var tell []news
+	b.mu.Lock()
+	none := 0
+	for i, p := range b.s.peers {
+		if b.stop == nil {
+			break
+		}
+		sub := &b.subs[i]
+		why := sub.why
+		if why == nil && !sub.up && b.s.age()-sub.since > unheardOf && p.silent() == nil {
+			why = errNotConfirmed
+		}
+		if why == nil {
+			continue
+		}
+		none++
+		if !sub.told {
+			sub.told = true
+			tell = append(tell, news{p, why})
+		}
+	}
+	b.mu.Unlock()
+	for _, n := range tell {
+		n.p.tell(store.Trace(ctx), "subscribe", key, noAnswer, n.err, b.s.clock.Now())
+	}
+	return none > len(b.s.peers)-b.s.q
+}
+
+var errNotConfirmed = errors.New("no confirmation of the subscription; waiting polls until it comes")
+
+// message is what a node says to a process that waits.
+type message struct {
+	wake     bool // the vote is reserved for owner; else owner is next in line
+	mark     int64
+	reserve  time.Duration
+	owner    string
+	released string
+}
+
+// parseMessage reads a payload. The key in it is for people: the owner says which claim is meant.
+func parseMessage(payload string) (message, bool) {
+	f := strings.SplitN(payload, " ", 6)
+	if len(f) < 5 || f[0] != "w1" {
+		return message{}, false
+	}
+	n, err := strconv.ParseInt(f[2], 10, 64)
+	if err != nil || n < 0 {
+		return message{}, false
+	}
+	switch {
+	case f[1] == "wake" && len(f) == 6:
+		return message{wake: true, mark: n, owner: f[3], released: f[4]}, true
+	case f[1] == "next" && n <= maxReserve.Milliseconds():
+		return message{reserve: time.Duration(n) * time.Millisecond, owner: f[3]}, true
+	}
+	return message{}, false
+}
+
+// deliver takes a message. One for a claim that was granted, or is over, is ignored: the owner
+// may be a live lease, and the RELEASE that ended a claim hands on by itself.
+func (b *inbox) deliver(p *peer, payload string) {
+	m, ok := parseMessage(payload)
+	if !ok {
+		return
+	}
+	b.mu.Lock()
+	c := b.claims[m.owner]
+	b.mu.Unlock()
+	if c != nil {
+		c.told(p, m)
+	}
+}
+
+func (c *claim) told(p *peer, m message) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.w == nil || c.w.woken == nil {
+		return
+	}
+	now := c.s.clock.Now()
+	if !m.wake {
+		c.w.next = now.Add(m.reserve + 5*time.Millisecond)
+		c.signalLocked()
+		return
+	}
+	c.s.released.add(m.released)
+	if m.mark <= c.s.wall()+aheadLimit.Microseconds() { // no right clock can have more
+		c.w.hint = max(c.w.hint, m.mark)
+	}
+	if c.attempt != nil && c.attempt.owner == m.owner {
+		c.attempt.nodes[p.index].place = 0 // it has been taken out of the queue there
+	}
+	c.w.since, c.w.asked = now, false
+	c.pokeLocked()
+}
+
+// poke has a claim that waits ask at once.
+func (c *claim) poke() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.w != nil {
+		c.pokeLocked()
+	}
+}
+
+func (c *claim) pokeLocked() {
+	c.w.ask = true
+	c.signalLocked()
+}
+
+func (c *claim) signalLocked() {
+	select {
+	case c.w.woken <- struct{}{}: // never where the claim has left
+	default:
+	}
+}
+
+// somewhere is the place of a claim that has one, where it does not know which.
+const somewhere = 1 << 40
+
+// placed books that a RELEASE has parked the attempt at p.
+func (c *claim) placed(a *attempt, p *peer) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if n := &a.nodes[p.index]; n.place == 0 {
+		n.place = somewhere
+	}
+	if c.w != nil && c.w.since.IsZero() {
+		c.w.since = c.s.clock.Now()
+	}
+}
+
+// place is the Q-th smallest of the places that the nodes told: then so many nodes will not have
+// more claims before this one. It is zero where fewer have a place for it. c.mu is held.
+func (c *claim) place() int64 {
+	if c.attempt == nil {
+		return 0
+	}
+	var room [8]int64
+	places := room[:0]
+	for _, n := range c.attempt.nodes {
+		if n.place > 0 {
+			places = append(places, n.place)
+		}
+	}
+	if len(places) < c.s.q {
+		return 0
+	}
+	return nthSmallest(c.s.q, places)
+}
+
+// Wait returns when another Try is worth it: at a wake-up, or by a timer, since messages get lost
+// and holders die. Where it has no place on a quorum of the nodes, and for a lock of another
+// library, of whose end nobody tells, it polls.
+func (c *claim) Wait(ctx context.Context, held *store.HeldError) error {
+	if !c.waits {
+		return sleep(ctx, c.pollPause(held))
+	}
+	poll := c.s.inbox.refusals(ctx, c.key()) || held.Holder.Foreign
+	c.mu.Lock()
+	if !c.ended {
+		c.s.inbox.enterLocked(c)
+	}
+	w := c.w
+	if w == nil || w.woken == nil { // it was granted, or is over
+		c.mu.Unlock()
+		return sleep(ctx, c.pollPause(held))
+	}
+	asked := c.s.clock.Now()
+	w.asked = w.asked || !w.since.IsZero() && asked.Sub(w.since) >= firstAsk
+	slow := 0.75 + rand.Float64()/2
+	woken := w.woken
+	polling := c.pollPause(held)
+	c.mu.Unlock()
+	for {
+		c.mu.Lock()
+		ask := w.ask
+		rest := polling
+		if !poll {
+			rest = c.restLocked(held, asked, slow, polling)
+		}
+		c.mu.Unlock()
+		if ask || rest <= 0 {
+			return ctx.Err()
+		}
+		t := time.NewTimer(rest)
+		select {
+		case <-woken:
+			t.Stop()
+		case <-t.C:
+			return nil
+		case <-ctx.Done():
+			t.Stop()
+			return ctx.Err()
+		}
+	}
+}
+
+// restLocked is for how long to go on waiting, if nothing happens. asked is when the nodes
+// answered held.
+func (c *claim) restLocked(held *store.HeldError, asked clock.Instant, slow float64, polling time.Duration) time.Duration {
+	w, place := c.w, c.place()
+	var due clock.Instant
+	at := func(t clock.Instant) {
+		if due.IsZero() || t.Sub(due) < 0 {
+			due = t
+		}
+	}
+	if w.splits > 0 {
+		at(asked.Add(time.Duration(float64(16*c.s.roundTrip()<<min(w.splits-1, 8)) * (slow*2 - 1))))
+	}
+	switch {
+	case place == 0:
+		if due.IsZero() {
+			at(asked.Add(polling))
+		}
+	case place <= nearRank && held.Holder.TTL > 0:
+		at(asked.Add(held.Holder.TTL + time.Millisecond + time.Duration(place-1)*rankStep))
+		fallthrough
+	case !w.asked:
+		if !w.asked {
+			at(w.since.Add(firstAsk))
+		}
+	default:
+		at(asked.Add(time.Duration(slow * float64(max(c.ttl, time.Duration(min(place, 3600))*time.Second)))))
+	}
+	if !w.next.IsZero() {
+		at(w.next)
+	}
+	return c.s.clock.Until(due)
+}
+
+// reserve is for how long a hand-over keeps the vote for the waiter: it must be able to come.
+func (c *claim) reserve() time.Duration {
+	return min(max(16*c.s.roundTrip(), minReserve), c.ttl, maxReserve)
+}
