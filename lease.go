@@ -225,6 +225,18 @@ func (l *Lease) held() *HeldError {
 		TTL: max(0, now.Until(l.until))}}
 }
 
+// keeps returns for how long the lease keeps the waiters of its process from asking the store:
+// while it is valid, and while its release may have an answer yet.
+func (l *Lease) keeps(now clock.Instant) time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err == nil {
+		return now.Until(l.end())
+	}
+	limit := releaseLimit(l.ttl)
+	return limit + limit/4 - now.Since(l.ended)
+}
+
 // end returns when the lease ends unless it is extended. l.mu is held.
 func (l *Lease) end() clock.Instant {
 	if last := l.last(); l.k.o.MaxHold > 0 && last.Sub(l.until) < 0 {

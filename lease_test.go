@@ -223,18 +223,48 @@ func TestLeaseGoneFromTheStore(t *testing.T) {
 // A second grant within the process proves that the first one is gone.
 func TestSecondGrantEndsTheFirst(t *testing.T) {
 	bubble(t, Options{}, func(b *bed) {
-		l := b.acquire("k")
-		_ = b.mem.Lose("k")
+		before, err := b.other(nil).Acquire(b.ctx, "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.faults.Next(storetest.Try, storetest.Delay(time.Second)) // under way when the first one is taken over
 		ctx, cancel := context.WithTimeout(b.ctx, DefaultTTL/10)
 		defer cancel()
+		time.AfterFunc(time.Second/2, func() {
+			ticket, err := before.Ticket()
+			if err != nil {
+				t.Error(err)
+			}
+			if before, err = b.locks.Adopt(b.ctx, ticket); err != nil {
+				t.Error(err)
+			}
+			_ = b.mem.Lose("k")
+		})
 		m, err := b.locks.Acquire(ctx, "k")
 		if err != nil {
 			t.Fatal(err)
 		}
+		l := before
 		synctest.Wait()
 		want(t, l.Err(), ErrLost, ErrHeld)
 		if m.Err() != nil {
 			t.Error(m.Err())
+		}
+		want(t, l.Release(b.ctx), ErrLost)
+		b.release(m)
+	})
+}
+
+// A lease that is gone from the store keeps the waiters of its process until that is noticed,
+// which is before its time is over.
+func TestWaiterBehindALeaseThatIsGone(t *testing.T) {
+	bubble(t, Options{}, func(b *bed) {
+		l := b.acquire("k")
+		_ = b.mem.Lose("k")
+		began := time.Now()
+		m := b.acquire("k")
+		if since := time.Since(began); since > DefaultTTL/3 || l.Err() == nil {
+			t.Errorf("acquired after %v; the first one: %v", since, l.Err())
 		}
 		want(t, l.Release(b.ctx), ErrLost)
 		b.release(m)

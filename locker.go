@@ -129,18 +129,17 @@ func (k *Locker) acquire(ctx context.Context, key string, wait bool) (*Lease, er
 	}
 	w := &waiter{k: k, ctx: ctx, key: key, terms: t, since: began, ready: make(chan struct{})}
 	k.f.join(w)
-	if err := w.await(); err != nil {
+	if err := w.outcome(w.wait()); err != nil {
 		return nil, k.fail("acquire", key, err)
 	}
 	return k.hand(ctx, w.lease, began, false), nil
 }
 
-// first acquires for a waiter who was the first to want the key: it makes the first attempt
-// itself, and waits for the runner afterwards.
+// first acquires for a waiter who was the first to want the key.
 func (k *Locker) first(s *seat) (*Lease, error) {
 	w := &s.waiter
-	alone := s.runner.attempt(w)
-	if err := w.await(); err != nil {
+	alone := s.runner.lead(w)
+	if err := w.outcome(false); err != nil {
 		return nil, k.fail("acquire", w.key, err)
 	}
 	ctx, lease, began := w.ctx, w.lease, w.since
@@ -341,7 +340,7 @@ func (k *Locker) Adopt(ctx context.Context, ticket string) (*Lease, error) {
 	l, err := k.f.accept(&granting{k: k, key: key, ttl: t.TTL, claim: a.claim, grant: a.grant, sent: began, adopted: true})
 	k.f.mu.Unlock()
 	if err != nil {
-		await(k.giveBack(a.claim, t.TTL, 3))
+		await(k.giveBack(a.claim, t.TTL, 3), nil)
 		return nil, k.fail("adopt", key, err)
 	}
 	return k.hand(ctx, l, began, true), nil

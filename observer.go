@@ -27,6 +27,7 @@ type Waiting struct {
 	Key     string
 	Attempt int           // from 1
 	Waited  time.Duration // since the call began
+	Place   int           // in the store's queue at that attempt, 1 being next; zero: unknown
 	Err     error         // why: a [*HeldError], or what is wrong with the store and its nodes
 }
 
@@ -148,7 +149,7 @@ type slogObserver struct{ l *slog.Logger }
 func (s slogObserver) Observe(ctx context.Context, e Event) {
 	switch e := e.(type) {
 	case Waiting:
-		s.l.DebugContext(ctx, "waiting for lease", "key", e.Key, "attempt", e.Attempt, "waited", e.Waited, "err", e.Err)
+		s.l.DebugContext(ctx, "waiting for lease", "key", e.Key, "attempt", e.Attempt, "waited", e.Waited, "place", e.Place, "err", e.Err)
 	case Acquired:
 		s.l.InfoContext(ctx, "lease acquired", "key", e.Key, "token", int64(e.Token), "validity", e.Validity, "waited", e.Waited, "adopted", e.Adopted)
 	case Extended:

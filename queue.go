@@ -12,14 +12,17 @@ import (
 )
 
 // The local queue. For each key that this process wants, one runner holds one claim and
-// waits at the store with it; the process's waiters stand in line behind. The runner's
-// goroutine is also what every call of the claim is raced by: it may hang in the store,
-// while each waiter leaves when its own context says so. The claim belongs to the line: a
-// waiter that leaves passes it on, and the last one withdraws it.
+// waits at the store with it; the process's waiters stand in line behind. The claim belongs
+// to the line: a waiter that leaves passes it on, and the last one withdraws it. While the
+// process holds the key itself there is no claim; the one that is made when the lease is
+// released takes its place behind those of other processes, which is what makes the queue
+// fair between them.
 //
-// Where the calls of a store return by themselves, the first waiter of a key makes the first
-// attempt in its own goroutine and context. Only if that fails, or others have come
-// meanwhile, the runner gets a goroutine.
+// Where the calls of a store return by themselves, the first waiter of the line leads: it runs
+// the runner in its own goroutine and context until it is settled or gives up, and the next one
+// leads on. So nothing stands between a wake-up of the store and the caller. Else the runner
+// has a goroutine, which may hang in the store while each waiter leaves when its own context
+// says so.
 
 // How long a waiter sleeps between attempts where the claim has no Wait of its own.
 const (
@@ -41,11 +44,12 @@ type waiter struct {
 	key   string
 	terms terms
 	since clock.Instant
-	ready chan struct{} // closed when lease or err is set; nil for one that makes its own attempt
+	ready chan struct{} // closed when it is settled or leads; nil for one that leads from the start
 
 	// Guarded by family.mu until ready is closed or leave has returned.
 	prev, next *waiter // in its line
 	queued     bool    // it stands in a line
+	leads      *runner // that its own goroutine runs; nil: none
 	done       bool
 	tries      int
 	lease      *Lease
@@ -58,16 +62,15 @@ type waiter struct {
 func (w *waiter) settle(l *Lease, err error) {
 	if !w.done {
 		w.done, w.lease, w.err = true, l, err
-		if w.ready != nil {
+		if w.leads == nil {
 			close(w.ready)
 		}
 	}
 }
 
-// await returns nil when the lease is there, and else what the call answers.
-func (w *waiter) await() error {
-	hung := w.ready != nil && w.wait()
-	await(w.withdrawn)
+// outcome returns nil when the lease is there, and else what the call answers.
+func (w *waiter) outcome(hung bool) error {
+	await(w.withdrawn, nil)
 	switch {
 	case w.ctx.Err() != nil:
 		return w.abandon()
@@ -88,6 +91,9 @@ func (w *waiter) wait() (hung bool) {
 	}
 	select {
 	case <-w.ready:
+		if w.leads != nil {
+			w.leads.lead(w)
+		}
 	case <-w.ctx.Done():
 		w.k.f.leave(w)
 	case <-limit:
@@ -100,7 +106,7 @@ func (w *waiter) wait() (hung bool) {
 // abandon gives back what w was granted too late, and returns why it ended.
 func (w *waiter) abandon() error {
 	if w.lease != nil {
-		await(w.lease.discard())
+		await(w.lease.discard(), nil)
 	}
 	waited := round(w.k.f.clk.Since(w.since))
 	if w.err == nil {
@@ -109,8 +115,8 @@ func (w *waiter) abandon() error {
 	return fmt.Errorf("%w after %v: %w", contextError(w.ctx), waited, w.err)
 }
 
-// await waits for a withdrawal, but not for long.
-func await(done <-chan struct{}) {
+// await waits for a withdrawal, but not for long, and not once quit is closed.
+func await(done, quit <-chan struct{}) {
 	if done == nil {
 		return
 	}
@@ -118,6 +124,7 @@ func await(done <-chan struct{}) {
 	defer t.Stop()
 	select {
 	case <-done:
+	case <-quit:
 	case <-t.C:
 	}
 }
@@ -181,7 +188,7 @@ func (f *family) prune(key string) {
 	}
 }
 
-// seat is a waiter that makes the first attempt for its key itself, with its runner.
+// seat is a waiter that leads from the start, with its runner.
 type seat struct {
 	waiter waiter
 	runner runner
@@ -199,8 +206,8 @@ func (f *family) sit(k *Locker, ctx context.Context, key string, t terms, began 
 	if s == nil {
 		s = &seat{runner: runner{wake: make(chan struct{}, 1)}}
 	}
-	s.waiter = waiter{k: k, ctx: ctx, key: key, terms: t, since: began}
-	s.runner = runner{f: f, key: key, n: f.line(key), trying: true, wake: s.runner.wake}
+	s.waiter = waiter{k: k, ctx: ctx, key: key, terms: t, since: began, leads: &s.runner}
+	s.runner = runner{f: f, key: key, n: f.line(key), wake: s.runner.wake}
 	s.runner.n.r = &s.runner
 	s.runner.n.push(&s.waiter)
 	s.runner.prepare(&s.waiter)
@@ -262,20 +269,24 @@ func (f *family) enter(w *waiter, after <-chan struct{}) {
 // before is withdrawn. family.mu is held.
 func (f *family) serve(key string, n *line, after <-chan struct{}) {
 	n.r = &runner{f: f, key: key, n: n, after: after, trying: true, wake: make(chan struct{}, 1)}
-	go n.r.run(nil)
+	n.r.start()
 }
 
-// leave takes w out of its line, unless it was settled in the meantime. The last one
-// withdraws the claim.
+// leave takes w out of its line, unless it was settled in the meantime, and lets another lead
+// where it did. The last one withdraws the claim.
 func (f *family) leave(w *waiter) {
 	f.mu.Lock()
+	defer f.mu.Unlock()
 	if !w.done {
 		w.done = true
 		if w.queued {
 			w.withdrawn = f.lines[w.key].remove(w)
 		}
 	}
-	f.mu.Unlock()
+	if r := w.leads; r != nil && !r.gone {
+		r.start()
+	}
+	w.leads = nil
 }
 
 // remove takes w out of the line. The next waiter inherits the claim, if its terms are the
@@ -284,7 +295,7 @@ func (n *line) remove(w *waiter) (withdrawn <-chan struct{}) {
 	first := n.front == w
 	n.cut(w)
 	w.err = n.r.last
-	if n.front == nil || first && n.front.terms != n.r.terms {
+	if n.front == nil || first && n.r.claim != nil && n.front.terms != n.r.terms {
 		return n.r.drop()
 	}
 	return nil
@@ -310,9 +321,11 @@ type runner struct {
 	gone      bool        // nobody waits any more, or another runner has taken over
 	withdrawn <-chan struct{}
 
-	// Of the goroutine.
-	fails int // attempts without a grant in a row
-	quick int // wake-ups in a row that came at once and for nothing
+	// Of the goroutine that runs it.
+	asked   clock.Instant // before the last attempt
+	pausing bool          // after it; the one that led has left
+	fails   int           // attempts without a grant in a row
+	quick   int           // wake-ups in a row that came at once and for nothing
 }
 
 // poke ends a wait. family.mu is held.
@@ -329,6 +342,7 @@ func (r *runner) poke() {
 // drop withdraws the claim because nobody wants it. A call that hangs in the store keeps
 // this runner, and nothing and nobody else. family.mu is held.
 func (r *runner) drop() <-chan struct{} {
+	r.withdrawn = r.after
 	if r.claim != nil {
 		r.withdrawn = r.k.giveBack(r.claim, r.terms.ttl, 3)
 	}
@@ -355,64 +369,67 @@ func (r *runner) end() {
 	r.f.prune(r.key)
 }
 
-// run tries until nobody waits, after a pause for a waiter whose attempt has failed already.
-func (r *runner) run(w *waiter) {
-	if w != nil {
-		r.pause(w)
-	} else {
-		await(r.after)
+// start lets the runner begin, or go on: in a goroutine of its own or, where the calls of the
+// store return by themselves, in that of the first waiter. family.mu is held.
+func (r *runner) start() {
+	if !r.f.prompt {
+		go r.run()
+		return
 	}
+	w := r.n.front
+	w.leads = r
+	close(w.ready)
+}
+
+// run tries until nobody waits.
+func (r *runner) run() {
+	await(r.after, nil)
 	for {
 		w, held := r.next()
 		if w == nil {
 			return
 		}
 		sent := r.f.clk.Now()
-		var g store.Grant
-		var err error
-		if held != nil {
-			err = held
-		} else if g, err = r.try(w); err != nil {
-			err = kinded(err)
-		}
+		g, err := r.try(w, held)
 		if w, _ = r.settle(g, err, sent); w != nil {
 			r.pause(w)
 		}
 	}
 }
 
-// attempt makes the first attempt, for w, in its own goroutine and context, and leaves what
-// comes after it to a goroutine of the runner. It reports whether there is none.
-func (r *runner) attempt(w *waiter) (alone bool) {
-	booked := false
+// lead is run for w, the first of the line, in its own goroutine and context, until it is
+// settled or gives up. It reports whether nobody waits any more.
+func (r *runner) lead(w *waiter) (over bool) {
 	defer func() {
-		if !booked { // w gives up, or the store has panicked; an heir tries again at once
+		if !over { // also where the store or an Observer has panicked
 			r.f.leave(w)
-			go r.run(nil)
 		}
 	}()
-	g, err := r.claim.Try(w.k.traced(w.ctx))
-	if err != nil {
-		if w.ctx.Err() != nil {
-			return false
+	await(r.after, w.ctx.Done())
+	if r.pausing {
+		r.rest(w, r.aged())
+	}
+	for seated := w.ready == nil; seated || w.ctx.Err() == nil; seated = false {
+		sent, held := w.since, (*HeldError)(nil)
+		if !seated { // else its claim is made
+			_, held = r.next()
+			sent = r.f.clk.Now()
 		}
-		err = kinded(err)
+		g, err := r.try(w, held)
+		if err != nil && w.ctx.Err() != nil {
+			return false // an heir tries again at once
+		}
+		if _, over := r.settle(g, err, sent); w.done {
+			return over
+		}
+		r.pause(w)
 	}
-	booked = true
-	next, over := r.settle(g, err, w.since)
-	if over {
-		return true
-	}
-	if !w.done {
-		w.ready = make(chan struct{})
-	}
-	go r.run(next)
 	return false
 }
 
-// next returns the waiter to try for, with its claim made, or nil when nobody waits. Where
-// this process itself holds the key and asking the store would not even keep a place in
-// its queue, it returns the answer as well.
+// next returns the waiter to try for, with its claim made, or nil when nobody waits. While
+// this process itself holds the key, there is nothing to ask the store for: it returns the
+// answer instead.
 func (r *runner) next() (w *waiter, held *HeldError) {
 	r.f.mu.Lock()
 	defer r.f.mu.Unlock()
@@ -420,20 +437,26 @@ func (r *runner) next() (w *waiter, held *HeldError) {
 		return nil, nil
 	}
 	w = r.n.front
-	r.prepare(w)
-	if _, queues := r.claim.(store.Waiter); !queues && r.n.lease != nil {
-		held = r.n.lease.held()
+	if l := r.n.lease; l != nil && l.keeps(r.f.clk.Now()) > 0 {
+		r.begin()
+		return w, l.held()
 	}
-	return w, held
+	r.prepare(w)
+	return w, nil
 }
 
-// prepare makes a claim for w where there is none. The attempt that follows comes after
-// whatever has woken it. family.mu is held.
+// prepare makes a claim for w where there is none. family.mu is held.
 func (r *runner) prepare(w *waiter) {
 	if r.claim == nil {
 		r.claim = r.f.store.Claim(r.key, store.ClaimOptions{TTL: w.terms.ttl, Wait: w.terms.wait, Label: w.terms.label})
 		r.terms, r.k = w.terms, w.k
 	}
+	r.begin()
+}
+
+// begin notes that an attempt follows, which comes after whatever has woken it. family.mu is
+// held.
+func (r *runner) begin() {
 	select {
 	case <-r.wake:
 	default:
@@ -441,17 +464,45 @@ func (r *runner) prepare(w *waiter) {
 	r.trying = true
 }
 
-// spend gives the claim back. family.mu is held.
+// spend gives the claim back, if there is one. family.mu is held.
 func (r *runner) spend(tries int) <-chan struct{} {
 	c := r.claim
+	if c == nil {
+		return nil
+	}
 	r.claim = nil
 	return r.k.giveBack(c, r.terms.ttl, tries)
 }
 
-// try makes one attempt for w. It ends when nobody waits, and with the ttl: a grant that
-// comes later than that is worth nothing.
-func (r *runner) try(w *waiter) (store.Grant, error) {
-	ctx, cancel := context.WithTimeout(w.k.traced(context.WithoutCancel(w.ctx)), w.terms.ttl)
+// ctx returns the context of the store's calls for w: that of a waiter which leads, and else
+// one that ends when nobody waits.
+func (r *runner) ctx(w *waiter) context.Context {
+	if r.f.prompt {
+		return w.k.traced(w.ctx)
+	}
+	return w.k.traced(context.WithoutCancel(w.ctx))
+}
+
+// try makes one attempt for w, unless the answer is known.
+func (r *runner) try(w *waiter, held *HeldError) (g store.Grant, err error) {
+	switch {
+	case held != nil:
+		return g, held
+	case r.f.prompt:
+		g, err = r.claim.Try(r.ctx(w))
+	default:
+		g, err = r.tryRaced(w)
+	}
+	if err != nil {
+		err = kinded(err)
+	}
+	return g, err
+}
+
+// tryRaced makes an attempt that may hang. It ends when nobody waits, and with the ttl: a
+// grant that comes later than that is worth nothing.
+func (r *runner) tryRaced(w *waiter) (store.Grant, error) {
+	ctx, cancel := context.WithTimeout(r.ctx(w), w.terms.ttl)
 	defer cancel()
 	if !r.calling(cancel, false) {
 		return store.Grant{}, context.Canceled
@@ -487,6 +538,7 @@ func (r *runner) settle(g store.Grant, err error, sent clock.Instant) (next *wai
 	}
 	w := r.n.front
 	w.tries++
+	r.asked = sent
 	var l *Lease
 	granted := err == nil
 	if granted {
@@ -534,43 +586,81 @@ func (r *runner) pop(w *waiter, l *Lease, err error) {
 // pause waits until another attempt for w is worth it.
 func (r *runner) pause(w *waiter) {
 	r.fails++
+	held := r.held()
 	if w.k.watched() {
-		w.k.observe(w.ctx, Waiting{Key: r.key, Attempt: w.tries, Waited: r.f.clk.Since(w.since), Err: r.last})
+		e := Waiting{Key: r.key, Attempt: w.tries, Waited: r.f.clk.Since(w.since), Err: r.last}
+		if held != nil {
+			e.Place = held.Place
+		}
+		w.k.observe(w.ctx, e)
 	}
-	var held *HeldError
+	r.rest(w, held)
+}
+
+// held returns what the last attempt says of the holder; nil where it does not.
+func (r *runner) held() (held *HeldError) {
 	errors.As(r.last, &held)
+	return held
+}
+
+// aged is held with the ttl that is left by now.
+func (r *runner) aged() *HeldError {
+	held := r.held()
+	if held == nil || held.Holder.TTL <= 0 {
+		return held
+	}
+	now := *held
+	now.Holder.TTL = max(1, held.Holder.TTL-r.f.clk.Since(r.asked))
+	return &now
+}
+
+// rest is pause, told of.
+func (r *runner) rest(w *waiter, held *HeldError) {
+	r.pausing = false
 	if held != nil && r.own() > 0 {
 		r.quick = 0
-		for left := r.own(); left > 0 && !r.sleep(left); left = r.own() {
+		for left := r.own(); left > 0 && !r.sleep(w, left); left = r.own() {
 		}
 		return
 	}
 	waiter, ok := r.claim.(store.Waiter)
 	if !ok || held == nil || r.quick > 4 || !r.wait(w, waiter, held) {
 		r.quick = 0
-		r.sleep(r.delay(held))
+		r.sleep(w, r.delay(held))
 	}
 }
 
-// own returns for how long the key is held by this process itself, which tells of the end:
-// until then there is nothing to ask the store for.
+// own returns for how long a lease of this process keeps its waiters away, whose end it tells
+// of: until then there is nothing to ask the store for.
 func (r *runner) own() time.Duration {
+	if l := r.ownLease(); l != nil {
+		l.check()
+	}
+	if l := r.ownLease(); l != nil {
+		return l.keeps(r.f.clk.Now())
+	}
+	return 0
+}
+
+func (r *runner) ownLease() *Lease {
 	r.f.mu.Lock()
-	l := r.n.lease
+	defer r.f.mu.Unlock()
 	if r.gone {
-		l = nil
+		return nil
 	}
-	r.f.mu.Unlock()
-	if l == nil {
-		return 0
-	}
-	return l.Validity()
+	return r.n.lease
+}
+
+// waitLimit bounds a Wait: a store that never returns from it still does not keep a free key.
+// It is longer than any claim has reason to wait: the further behind its place, the later the
+// claim asks by itself.
+func waitLimit(held *HeldError) time.Duration {
+	return min(max(0, held.Holder.TTL), maxTTL) + time.Minute + 2*time.Second*time.Duration(min(max(0, held.Place), 1e6))
 }
 
 // wait lets the claim wait, and answers false where it does not.
 func (r *runner) wait(w *waiter, c store.Waiter, held *HeldError) bool {
-	// A store that never returns from Wait still does not keep a free key.
-	ctx, cancel := context.WithTimeout(w.k.traced(context.WithoutCancel(w.ctx)), min(held.Holder.TTL, maxTTL)+time.Minute)
+	ctx, cancel := context.WithTimeout(r.ctx(w), waitLimit(held))
 	defer cancel()
 	if !r.calling(cancel, true) {
 		return true
@@ -578,6 +668,7 @@ func (r *runner) wait(w *waiter, c store.Waiter, held *HeldError) bool {
 	began := time.Now()
 	err := c.Wait(ctx, held)
 	r.calling(nil, false)
+	r.pausing = err != nil && r.f.prompt && w.ctx.Err() != nil
 	if time.Since(began) > time.Millisecond {
 		r.quick = 0
 	} else {
@@ -605,12 +696,19 @@ func backoff(least, most time.Duration, fails int) time.Duration {
 	return min(most, least<<min(max(fails-1, 0), 16))
 }
 
-// sleep reports whether it was woken.
-func (r *runner) sleep(d time.Duration) bool {
+// sleep reports whether it was woken, or w, which leads, gives up.
+func (r *runner) sleep(w *waiter, d time.Duration) bool {
+	var quit <-chan struct{}
+	if r.f.prompt {
+		quit = w.ctx.Done()
+	}
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-r.wake:
+		return true
+	case <-quit:
+		r.pausing = true
 		return true
 	case <-t.C:
 		return false
