@@ -44,7 +44,7 @@ func TestForeignHolder(t *testing.T) {
 			}
 		}
 		for _, foreign := range []struct {
-			key       string
+			key          string
 			lock, unlock func()
 		}{
 			{"with a ttl", func() { each("SET", "with a ttl", "somebody", "NX", "PX", "60000") }, func() { each("DEL", "with a ttl") }},
