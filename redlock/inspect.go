@@ -42,6 +42,14 @@ var _ store.Inspector = (*Store)(nil)
 // holder's token. A vote that no Holdfast client wrote is answered as Foreign, with the vote
 // as Owner, whatever it is.
 //
+// Holder.Waiting and Holder.Queue tell of the claims that have a place in the queue of at
+// least one of the nodes that answered, in the order of their first attempts. One is enough,
+// since a claim has places only on the nodes that refused it. Waiting may be too low where it
+// is above 100 and there are several nodes. Both are empty where there is no queue, as on a
+// Redis Cluster; a node whose queue cannot be read, or is another kind of value, counts as one
+// without. A vote that a release has reserved for the next in line looks like any other: its
+// owner is answered as the holder, although it may not know yet.
+//
 // It answers a [*QuorumError] where fewer than a quorum of nodes answered, and a
 // [*store.InvalidError] where the key holds another kind of value than a lock.
 func (s *Store) Inspect(ctx context.Context, key string) (store.Holder, error) {
@@ -53,7 +61,11 @@ func (s *Store) Inspect(ctx context.Context, key string) (store.Holder, error) {
 	if err != nil {
 		return store.Holder{}, err
 	}
-	return s.view("inspect", key, sights)
+	h, err := s.view("inspect", key, sights)
+	if err == nil {
+		addQueue(&h, sights)
+	}
+	return h, err
 }
 
 // named returns the name of a key's vote, if the key may be asked for.
@@ -70,12 +82,13 @@ func (s *Store) named(ctx context.Context, key string) (string, error) {
 
 // sight is what one node says of a vote.
 type sight struct {
-	kind  kind   // none, busy, or noAnswer
-	owner string // where it is busy
-	pttl  int64  // ms that remain of a busy vote; negative where it has no end
-	now   int64  // the node's clock
-	other string // the type of what is there, where that is no string; kind is busy
-	err   error  // why there was no answer
+	kind  kind      // none, busy, or noAnswer
+	owner string    // where it is busy
+	pttl  int64     // ms that remain of a busy vote; negative where it has no end
+	now   int64     // the node's clock
+	other string    // the type of what is there, where that is no string; kind is busy
+	queue seenQueue // where it was asked for
+	err   error     // why there was no answer
 }
 
 func (s sight) outcome() string {
@@ -85,16 +98,18 @@ func (s sight) outcome() string {
 	return s.kind.String()
 }
 
-// look asks every node for one vote.
+// look asks every node for one vote, and who waits for it.
 func (s *Store) look(ctx context.Context, op, key, vote string) ([]sight, error) {
 	sent := s.clock.Now()
-	all, err := s.askAll(ctx, s.opts.NodeTimeout, Call{Script: inspectScript, Keys: []string{vote}})
+	all, err := s.askAll(ctx, s.opts.NodeTimeout,
+		Call{Script: inspectScript, Keys: []string{vote}}, askWaiting(vote, maxQueued))
 	if err != nil {
 		return nil, err
 	}
 	sights := make([]sight, len(s.peers))
 	for i, p := range s.peers {
 		sights[i] = p.see(vote, all[i][0])
+		sights[i].queue = readQueue(all[i][1])
 		s.tellSight(ctx, op, key, p, sights[i], sent)
 	}
 	return sights, nil
@@ -325,7 +340,8 @@ const (
 // of keys that a Holdfast client holds or, where nobody has a quorum of votes, competes
 // for; a lock of another library cannot be told from data and is left out, as is a key that
 // the nodes' user may not read. A key that changes hands meanwhile is answered as it was
-// found, or not. See [Store.Inspect] for what is answered. A Redis Cluster is
+// found, or not. See [Store.Inspect] for what is answered; Holder.Waiting is the length of the
+// longest queue of a node here, and Holder.Queue is empty. A Redis Cluster is
 // [store.ErrUnsupported]: no server of it has all keys.
 func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[store.Holder, error] {
 	return func(yield func(store.Holder, error) bool) {
@@ -350,9 +366,10 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[store.Holder,
 
 // holders tells of those of the keys that somebody holds.
 func (s *Store) holders(ctx context.Context, keys []string) ([]store.Holder, error) {
-	calls := make([]Call, len(keys))
-	for i, key := range keys {
-		calls[i] = Call{Script: inspectScript, Keys: []string{s.opts.Prefix + key}}
+	calls := make([]Call, 0, 2*len(keys))
+	for _, key := range keys {
+		vote := s.opts.Prefix + key
+		calls = append(calls, Call{Script: inspectScript, Keys: []string{vote}}, askWaiting(vote, 0))
 	}
 	sent := s.clock.Now()
 	all, err := s.askAll(ctx, s.opts.NodeTimeout, calls...)
@@ -363,7 +380,8 @@ func (s *Store) holders(ctx context.Context, keys []string) ([]store.Holder, err
 	for k, key := range keys {
 		sights := make([]sight, len(s.peers))
 		for i, p := range s.peers {
-			sights[i] = p.see(calls[k].Keys[0], all[i][k])
+			sights[i] = p.see(s.opts.Prefix+key, all[i][2*k])
+			sights[i].queue = readQueue(all[i][2*k+1])
 			s.tellSight(ctx, "list", key, p, sights[i], sent)
 		}
 		h, err := s.view("list", key, sights)
@@ -373,6 +391,7 @@ func (s *Store) holders(ctx context.Context, keys []string) ([]store.Holder, err
 		case err != nil:
 			return held, err
 		case h.Owner != "" && !h.Foreign:
+			addQueue(&h, sights)
 			held = append(held, h)
 		}
 	}
