@@ -14,7 +14,7 @@
 //	extend [TICKET]     extends the lease and prints the ticket anew; --while-pid PID keeps
 //	                    the lease while a process lives
 //	release [TICKET]    releases the lease
-//	status KEY          tells who holds KEY
+//	status KEY          tells who holds KEY, and who waits for it
 //	list [PREFIX]       lists the keys that are held
 //	break KEY           takes KEY from its holder, without ever letting two hold it
 //	fence claim|check   shows a fencing token to the marks of a resource, for scripts

@@ -161,12 +161,24 @@ type holderJSON struct {
 	TTL     *float64   `json:"ttl,omitempty"`
 	NoTTL   bool       `json:"no_ttl,omitempty"`
 	Foreign bool       `json:"foreign,omitempty"`
+	Waiting int        `json:"waiting,omitempty"`
+	Queue   []queued   `json:"queue,omitempty"`
 	Nodes   []nodeVote `json:"nodes,omitempty"`
+}
+
+// queued is who waits for a key, as --json prints it.
+type queued struct {
+	Label  string  `json:"label,omitempty"`
+	Owner  string  `json:"owner"`
+	Waited float64 `json:"waited"`
 }
 
 func jsonHolder(h store.Holder, nodes []nodeVote) holderJSON {
 	j := holderJSON{keyJSON: jsonKey(h.Key), State: state(h), Label: h.Label, Owner: h.Owner, Token: int64(h.Token),
-		TTL: seconds(h), NoTTL: h.NoTTL, Foreign: h.Foreign, Nodes: nodes}
+		TTL: seconds(h), NoTTL: h.NoTTL, Foreign: h.Foreign, Waiting: h.Waiting, Nodes: nodes}
+	for _, q := range h.Queue {
+		j.Queue = append(j.Queue, queued{q.Label, q.Owner, q.Waited.Seconds()})
+	}
 	if h.Held > 0 {
 		j.Since = unixTime(time.Now().Add(-h.Held))
 	}

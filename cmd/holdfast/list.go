@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"iter"
 	"os"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -21,8 +22,9 @@ import (
 const listHelp = `List the keys that are held and begin with PREFIX, or all.
 
 Each line has the key, its holder, for how long that has held it or, on Redis, waited for
-it and held it, when that ends unless it is extended, and the token where the store tells
-it. Keys and labels with special characters are quoted. With --json each line is an object as of holdfast status --json.
+it and held it, when that ends unless it is extended, the token where the store tells
+it, and how many wait in the store's queue. Keys and labels with special characters are
+quoted. With --json each line is an object as of holdfast status --json, without queue.
 
 On Redis all keys of the database are looked at, which takes a while where there are
 many. Locks of other libraries cannot be told from data there and are left out. The
@@ -129,5 +131,9 @@ func row(h store.Holder) []string {
 	if h.Token > 0 {
 		token = "token " + h.Token.String()
 	}
-	return []string{shown(h.Key), whose(h), state(h) + " " + held, "ends " + ends(h), token}
+	waiting := "-"
+	if h.Waiting > 0 {
+		waiting = strconv.Itoa(h.Waiting) + " waiting"
+	}
+	return []string{shown(h.Key), whose(h), state(h) + " " + held, "ends " + ends(h), token, waiting}
 }

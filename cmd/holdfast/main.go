@@ -84,7 +84,7 @@ const rootHelp = `Distributed locks that stay correct when a lock service alone 
   holdfast run KEY -- CMD    runs CMD while no other process holds KEY. This is what
                              most need
   acquire, extend, release   the same in steps, for scripts, with a ticket
-  status, list, break        who holds what; take a key from its holder
+  status, list, break        who holds what, and who waits; take a key from its holder
   fence                      show a fencing token to the marks of a resource, for scripts
   gateway                    check tokens before a service that knows nothing of them
   bench                      measure a store

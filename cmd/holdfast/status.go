@@ -11,7 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/store"
 )
 
-const statusHelp = `Tell who holds KEY, since when, and for how long still.
+const statusHelp = `Tell who holds KEY, since when, for how long still, and who waits for it.
 
 The answer is of the moment at which the store gave it. To act only while nobody holds
 KEY, acquire it.
@@ -21,6 +21,11 @@ id. The owner is the random identity of the acquisition, which break takes. Sinc
 when the holder began to wait. A lock that another library keeps on the same key is
 shown as well, and may have no ttl. Broken is a key that break took from its holder and
 that is not free yet.
+
+Waiters are shown in the order in which they get KEY, at most 20, with --json 100. They
+are those in the store's queue: of several in one process only the first is there, one
+that died may still be, and where waiting polls, as on SQLite, there are none. A waiter
+whose turn has come is shown as the holder at once.
 
 Output with --json, one object:
   key      KEY; with key_base64 where it is not UTF-8
@@ -32,6 +37,8 @@ Output with --json, one object:
   ttl      seconds until the lease ends unless it is extended
   no_ttl   true where it never ends by itself
   foreign  true for another library's lock
+  waiting  how many wait in the store's queue
+  queue    of each of the first of them: label, owner, waited in seconds
   nodes    for Redis, of each server: node, answer, error, label, owner, ttl
 What is not known is left out.
 
@@ -46,7 +53,7 @@ func statusCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:               "status [flags] KEY",
-		Short:             "Tell who holds a key",
+		Short:             "Tell who holds a key, and who waits for it",
 		Long:              statusHelp,
 		Example:           "  holdfast status nightly\n  holdfast status --json nightly | jq .label",
 		Args:              oneKey,
@@ -89,6 +96,9 @@ func status(ctx context.Context, stores storeFlags, key string, asJSON bool) err
 	return nil
 }
 
+// maxWaiters is how many of a queue are shown to people.
+const maxWaiters = 20
+
 func statusText(h store.Holder, nodes []nodeVote) string {
 	var b strings.Builder
 	line := func(name, value string) { fmt.Fprintf(&b, "%-6s  %s\n", name, value) }
@@ -111,6 +121,12 @@ func statusText(h store.Holder, nodes []nodeVote) string {
 	}
 	if h.Token > 0 {
 		line("token", h.Token.String())
+	}
+	for i, q := range h.Queue[:min(len(h.Queue), maxWaiters)] {
+		line("waiter", fmt.Sprintf("%d  %s, for %v", i+1, whose(store.Holder{Label: q.Label}), q.Waited.Round(time.Second)))
+	}
+	if more := h.Waiting - min(len(h.Queue), maxWaiters); more > 0 {
+		line("waiter", fmt.Sprintf("... and %d more", more))
 	}
 	for _, n := range nodes {
 		line("node", shown(n.Node)+"  "+n.String())
