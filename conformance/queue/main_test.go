@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	goredis.SetLogger(silent{}) // it tells of every connection that fails
 	flag.Parse()
 	_ = flag.Set("test.parallel", "8") // they mostly wait
-	kit.Main(m, map[string]func(){"wait": waitChild, "loop": loopChild, "race": raceChild})
+	kit.Main(m, map[string]func(){"wait": waitChild, "loop": loopChild, "race": raceChild, "history": historyChild})
 }
 
 type silent struct{}

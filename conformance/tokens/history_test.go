@@ -17,9 +17,10 @@ import (
 	"github.com/holdfast-go/holdfast/store"
 )
 
-// Clients acquire, extend, release and abandon leases at random, while nodes are killed,
-// frozen and restarted with and without their data, and the network delays, loses and resets.
-// No clock is set while anybody holds anything, so no two may hold a key together.
+// Clients acquire, wait in the queue or do not, extend, release and abandon leases and places at
+// random, while nodes are killed, frozen and restarted with and without their data, and the
+// network delays, loses and resets. No clock is set while anybody holds anything, so no two may
+// hold a key together.
 func TestRandomHistory(t *testing.T) {
 	for _, n := range []int{1, 3, 5} {
 		t.Run(strconv.Itoa(n), func(t *testing.T) {
@@ -59,8 +60,8 @@ type run struct {
 	frozen  []bool
 
 	history
-	held, tooYoung, unavailable, lost, extended, abandoned, released atomic.Int64
-	kept, emptied, freezes                                           int
+	held, waited, tooYoung, unavailable, lost, extended, abandoned, released, deserted atomic.Int64
+	kept, emptied, freezes                                                             int
 }
 
 func newRun(t *testing.T, n int, rng *rand.Rand) *run {
@@ -119,21 +120,38 @@ func (r *run) work(who int, st *redlock.Store, rng *rand.Rand, end time.Time) {
 	for time.Now().Before(end) {
 		key := "k" + strconv.Itoa(rng.IntN(3))
 		ttl := (longest/4 + upTo(longest*3/4)).Truncate(time.Millisecond)
-		c := st.Claim(key, store.ClaimOptions{TTL: ttl})
+		waits := rng.IntN(3) > 0
+		c := st.Claim(key, store.ClaimOptions{TTL: ttl, Wait: waits})
+		waited := false
 		for tries := rng.IntN(20); ; tries-- {
 			asked, start := r.tick(), time.Now()
 			g, err := c.Try(ctx)
 			from := time.Now()
 			if err == nil {
+				if waited {
+					r.waited.Add(1)
+				}
 				r.hold(grant{key: key, who: who, token: g.Token, asked: asked, counted: r.tick(), from: from}, c, ttl, start.Add(g.TTL-store.Drift(ttl)), upTo)
 				break
 			}
 			r.count(err)
 			if tries <= 0 || !time.Now().Before(end) {
-				_ = c.Release(ctx) // a try may have left votes
+				if waits && rng.IntN(4) == 0 { // as a process that is stopped: its turn may come, and it does not
+					r.deserted.Add(1)
+					defer c.Release(ctx)
+					break
+				}
+				_ = c.Release(ctx) // a try may have left votes, and a place in the queue
 				break
 			}
-			time.Sleep(upTo(40 * time.Millisecond))
+			var held *store.HeldError
+			if waited = waits && errors.As(err, &held) && rng.IntN(8) > 0; waited {
+				short, cancel := context.WithTimeout(ctx, upTo(longest))
+				_ = c.(store.Waiter).Wait(short, held)
+				cancel()
+			} else {
+				time.Sleep(upTo(40 * time.Millisecond)) // also beside a reservation
+			}
 		}
 		time.Sleep(upTo(20 * time.Millisecond))
 	}
@@ -280,7 +298,9 @@ func (r *run) restart(i int) {
 }
 
 // little reports whether too little has happened to show anything.
-func (r *run) little() bool { return len(r.grants) < 10 || r.kept+r.emptied == 0 || r.freezes == 0 }
+func (r *run) little() bool {
+	return len(r.grants) < 10 || r.waited.Load() == 0 || r.kept+r.emptied == 0 || r.freezes == 0
+}
 
 func (r *run) check() {
 	ordered := r.checkTokens(r.t)
@@ -290,9 +310,9 @@ func (r *run) check() {
 		n := p.Counts()
 		c.Delayed, c.BlackHoled, c.Dropped, c.Reset = c.Delayed+n.Delayed, c.BlackHoled+n.BlackHoled, c.Dropped+n.Dropped, c.Reset+n.Reset
 	}
-	r.t.Logf("%d grants, %d ordered; %d extensions, %d lost, %d released, %d abandoned; refused: %d held, %d unavailable, %d of them with a young node; "+
+	r.t.Logf("%d grants, %d of them after a wait, %d ordered; %d places deserted; %d extensions, %d lost, %d released, %d abandoned; refused: %d held, %d unavailable, %d of them with a young node; "+
 		"%d restarts with data, %d without, %d freezes; messages: %d delayed, %d black-holed, %d replies dropped, %d connections reset",
-		len(r.grants), ordered, r.extended.Load(), r.lost.Load(), r.released.Load(), r.abandoned.Load(), r.held.Load(), r.unavailable.Load(), r.tooYoung.Load(),
+		len(r.grants), r.waited.Load(), ordered, r.deserted.Load(), r.extended.Load(), r.lost.Load(), r.released.Load(), r.abandoned.Load(), r.held.Load(), r.unavailable.Load(), r.tooYoung.Load(),
 		r.kept, r.emptied, r.freezes, c.Delayed, c.BlackHoled, c.Dropped, c.Reset)
 	if r.little() || ordered == 0 || c.Delayed+c.BlackHoled+c.Dropped+c.Reset == 0 {
 		r.t.Error("too little happened to show anything")

@@ -75,3 +75,6 @@ func (p *Process) Expect(t testing.TB, word string, limit time.Duration) string 
 		}
 	}
 }
+
+// Lines are what a child says, for a parent that wants all of it. They end with the child.
+func (p *Process) Lines() <-chan string { return p.lines }
