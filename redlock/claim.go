@@ -202,7 +202,6 @@ func (c *claim) try(ctx context.Context, start, now clock.Instant) (store.Grant,
 		}
 		pause, goOn := c.next(d, r, &l)
 		if !goOn {
-			c.splitVote(d)
 			c.abandon(ctx, r, d.action != newStamps)
 			return store.Grant{}, d, r, nil
 		}
@@ -249,19 +248,6 @@ func (r *round) unplaced() bool {
 		}
 	}
 	return placed < c.s.q && refused > 0
-}
-
-// splitVote counts the split votes in a row, after which a claim backs off.
-func (c *claim) splitVote(d decision) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	switch {
-	case c.w == nil:
-	case d.action == held:
-		c.w.splits = 0
-	default:
-		c.w.splits++
-	}
 }
 
 // enter makes the claim one that waits, where the store is subscribed: it is parked in its first round.

@@ -68,7 +68,7 @@ type waiting struct {
 	since  clock.Instant // when the place was taken, or a wake-up last came
 	asked  bool          // it has asked for its rank since
 	next   clock.Instant // when the reservation of the one before it ends
-	splits int           // split votes in a row
+	splits int           // rounds in a row after which votes had to be given back
 }
 
 // enter makes a claim one that waits. The caller holds c.mu.

@@ -162,6 +162,9 @@ func (r *releasing) waited() <-chan struct{} {
 func (c *claim) abandon(ctx context.Context, r *round, goOn bool) {
 	c.mu.Lock()
 	if c.attempt == nil || r != nil && r.clean(c.w != nil) {
+		if c.w != nil {
+			c.w.splits = 0
+		}
 		c.mu.Unlock()
 		return
 	}
@@ -219,6 +222,7 @@ func (c *claim) moveLocked(ctx context.Context, r *round) *releasing {
 	}
 	c.s.inbox.knows(c, next.owner)
 	c.attempt = next
+	c.w.splits++
 	rel.next, rel.stamp2, rel.leave, rel.handOn = next, stamp, true, false
 	return rel
 }
