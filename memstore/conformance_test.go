@@ -15,12 +15,12 @@ func harness(testing.TB) storetest.Harness {
 }
 
 func TestConformance(t *testing.T) {
-	storetest.Run(t, storetest.Config{New: harness, Bubble: true})
+	storetest.Run(t, storetest.Config{New: harness, Bubble: true, Fair: true})
 }
 
 // The suite in real time, as servers run it.
 func TestConformanceInRealTime(t *testing.T) {
-	storetest.Run(t, storetest.Config{New: harness, TTL: 400 * time.Millisecond})
+	storetest.Run(t, storetest.Config{New: harness, TTL: 400 * time.Millisecond, Fair: true})
 }
 
 // The suite through the fault store, whose every call takes a while: half of it on the way
@@ -33,7 +33,7 @@ func TestConformanceWithLatency(t *testing.T) {
 		faults.SetAll(storetest.DelayReply(time.Millisecond))
 		return back
 	}
-	storetest.Run(t, storetest.Config{Bubble: true, New: func(testing.TB) storetest.Harness {
+	storetest.Run(t, storetest.Config{Bubble: true, Fair: true, New: func(testing.TB) storetest.Harness {
 		s := memstore.New()
 		return storetest.Harness{Open: func() store.Store { return slow(s.Peer()) }}
 	}})

@@ -74,10 +74,11 @@ type claim struct {
 	owner string
 	wake  chan struct{} // capacity one
 
-	granted  bool // was granted at least once
-	lost     bool // an extension has answered that the grant is gone
-	closed   bool // a release has begun: nothing is granted any more
-	released bool // and has succeeded
+	queued   time.Time // since when it waits
+	granted  bool      // was granted at least once
+	lost     bool      // an extension has answered that the grant is gone
+	closed   bool      // a release has begun: nothing is granted any more
+	released bool      // and has succeeded
 }
 
 var (
@@ -252,6 +253,7 @@ func (r *row) enqueue(c *claim) (place int) {
 		return i + 1
 	}
 	r.queue = append(r.queue, c)
+	c.queued = time.Now()
 	return len(r.queue)
 }
 
@@ -463,6 +465,9 @@ func (s *Store) Adopt(ctx context.Context, ticket string) (store.Claim, store.Gr
 	return c, g, nil
 }
 
+// maxQueue is how many waiters Inspect names.
+const maxQueue = 100
+
 // Inspect implements [store.Inspector].
 func (s *Store) Inspect(ctx context.Context, key string) (store.Holder, error) {
 	s.mu.Lock()
@@ -472,10 +477,15 @@ func (s *Store) Inspect(ctx context.Context, key string) (store.Holder, error) {
 	}
 	r := s.settled(key)
 	defer s.drop(key, r)
-	if r.grant == nil {
-		return store.Holder{Key: key}, nil
+	h := store.Holder{Key: key}
+	if r.grant != nil {
+		h = r.holder(key)
 	}
-	return r.holder(key), nil
+	h.Waiting = len(r.queue)
+	for _, c := range r.queue[:min(len(r.queue), maxQueue)] {
+		h.Queue = append(h.Queue, store.Queued{Owner: c.owner, Label: c.o.Label, Waited: time.Since(c.queued)})
+	}
+	return h, nil
 }
 
 // List implements [store.Inspector]. It answers what held when the iteration began.
@@ -499,7 +509,9 @@ func (s *Store) holders(prefix string) (all []store.Holder) {
 	now := time.Now()
 	for key, r := range s.rows {
 		if strings.HasPrefix(key, prefix) && r.grant != nil && now.Before(r.grant.until) {
-			all = append(all, r.holder(key))
+			h := r.holder(key)
+			h.Waiting = len(r.queue)
+			all = append(all, h)
 		}
 	}
 	return all

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math/rand/v2"
 	"path"
 	"runtime"
 	"slices"
@@ -50,7 +51,7 @@ func complaints(t *testing.T, cfg Config) map[string][]string {
 	s := cfg.New(t).Open()
 	for _, topic := range topics {
 		for _, test := range topic.tests {
-			if test.needs != nil && !test.needs(s) {
+			if !test.suits(cfg, s) {
 				continue
 			}
 			var r *recorder
@@ -88,6 +89,7 @@ type broken struct {
 	adopt   func(s *broken, ctx context.Context, ticket string) (store.Claim, store.Grant, error)
 	list    func(s *broken, ctx context.Context, prefix string) iter.Seq2[store.Holder, error]
 	break_  func(s *broken, ctx context.Context, h store.Holder) error
+	inspect func(h *store.Holder)
 }
 
 // claims remembers one claim for each name.
@@ -220,6 +222,14 @@ func (s *broken) List(ctx context.Context, prefix string) iter.Seq2[store.Holder
 		return s.list(s, ctx, prefix)
 	}
 	return s.Store.List(ctx, prefix)
+}
+
+func (s *broken) Inspect(ctx context.Context, key string) (store.Holder, error) {
+	h, err := s.Store.Inspect(ctx, key)
+	if s.inspect != nil {
+		s.inspect(&h)
+	}
+	return h, err
 }
 
 func (s *broken) Break(ctx context.Context, h store.Holder) error {
@@ -567,6 +577,80 @@ var faults = map[string]struct {
 			return c.in().Release(ctx)
 		}
 	}},
+	"waiters ask when they like": {"Queue/InOrder", func(s *broken) {
+		s.options = func(o *store.ClaimOptions) { o.Wait = false }
+		s.wait = func(c *brokenClaim, ctx context.Context, held *store.HeldError) error {
+			return Delay(rand.N(20*time.Millisecond))(ctx, func(context.Context) error { return nil })
+		}
+	}},
+	"waiters poll": {"Queue/AsksSeldom", func(s *broken) {
+		s.wait = func(c *brokenClaim, ctx context.Context, held *store.HeldError) error {
+			return Delay(250*time.Millisecond)(ctx, func(context.Context) error { return nil })
+		}
+	}},
+	"the second hand-over wakes nobody": {"Queue/Woken", func(s *broken) {
+		s.wait = func(c *brokenClaim, ctx context.Context, held *store.HeldError) error {
+			if held.Holder.Token%2 == 0 {
+				return Delay(held.Holder.TTL)(ctx, func(context.Context) error { return nil })
+			}
+			return c.in().(store.Waiter).Wait(ctx, held)
+		}
+	}},
+	"a withdrawal takes the key": {"Queue/WithdrawnAtItsTurn", func(s *broken) {
+		s.release = func(c *brokenClaim, ctx context.Context) error {
+			if !c.granted.Load() {
+				_, err := c.in().Try(ctx)
+				if err == nil {
+					return nil
+				}
+			}
+			return c.in().Release(ctx)
+		}
+	}},
+	"a withdrawal between release and Try takes the key": {"Queue/WithdrawalRacesRelease", func(s *broken) {
+		s.release = func(c *brokenClaim, ctx context.Context) error {
+			if !c.granted.Load() {
+				if h, _ := s.Store.Inspect(ctx, c.key); h.Owner == "" {
+					_, _ = c.in().Try(ctx)
+					return nil
+				}
+			}
+			return c.in().Release(ctx)
+		}
+	}},
+	"a place ends with the waiter behind it": {"Queue/PlaceOfTheCancelled", func(s *broken) {
+		s.release = func(c *brokenClaim, ctx context.Context) error {
+			if !c.granted.Load() {
+				s.claims.set(c.key+" withdrawn", c)
+			}
+			return c.in().Release(ctx)
+		}
+		s.wait = func(c *brokenClaim, ctx context.Context, held *store.HeldError) error {
+			err := c.in().(store.Waiter).Wait(ctx, held)
+			if s.claims.get(c.key+" withdrawn") != nil {
+				return Delay(held.Holder.TTL)(ctx, func(context.Context) error { return err })
+			}
+			return err
+		}
+	}},
+	"Wait takes its time": {"Queue/ReturnsAtOnce", func(s *broken) {
+		s.wait = func(c *brokenClaim, ctx context.Context, held *store.HeldError) error {
+			err := c.in().(store.Waiter).Wait(ctx, held)
+			time.Sleep(500 * time.Millisecond)
+			return err
+		}
+	}},
+	"a withdrawn waiter stays in the queue": {"Queue/LeavesNothing", func(s *broken) {
+		s.release = func(c *brokenClaim, ctx context.Context) error {
+			if !c.granted.Load() {
+				return nil
+			}
+			return c.in().Release(ctx)
+		}
+	}},
+	"the queue is told backwards": {"Queue/Inspected", func(s *broken) {
+		s.inspect = func(h *store.Holder) { slices.Reverse(h.Queue) }
+	}},
 	"a ticket acquires": {"Adoption/Lapsed", func(s *broken) {
 		s.adopt = func(s *broken, ctx context.Context, ticket string) (store.Claim, store.Grant, error) {
 			c, g, err := s.adoptWell(ctx, ticket)
@@ -681,12 +765,12 @@ func TestSuiteBites(t *testing.T) {
 			}}
 		}
 	}
-	for test, found := range complaints(t, Config{New: harness(func(*broken) {})}) {
+	for test, found := range complaints(t, Config{New: harness(func(*broken) {}), Fair: true}) {
 		t.Errorf("a sound store fails %s: %s", test, found)
 	}
 	for name, f := range faults {
 		t.Run(name, func(t *testing.T) {
-			found := complaints(t, Config{New: harness(f.fault)})
+			found := complaints(t, Config{New: harness(f.fault), Fair: true})
 			if found[f.finds] == nil {
 				t.Errorf("%s does not find it; complaints: %v", f.finds, found)
 			}

@@ -42,6 +42,10 @@ type Config struct {
 	// where that is more.
 	TTL time.Duration
 
+	// Fair says that claims which wait are served first come, first served, also those of separate
+	// store values, in the order of their first attempts, and without asking again and again.
+	Fair bool
+
 	// Refuses tells the keys that this store refuses beyond [store.CheckKey]. Nil: none.
 	Refuses func(key string) bool
 }
@@ -74,7 +78,7 @@ func Run(t *testing.T, cfg Config) {
 	for _, topic := range topics {
 		t.Run(topic.name, func(t *testing.T) {
 			for _, test := range topic.tests {
-				if test.needs == nil || test.needs(s) {
+				if test.suits(cfg, s) {
 					t.Run(test.name, func(t *testing.T) { cfg.run(t, test.run) })
 				}
 			}
@@ -100,6 +104,11 @@ type test struct {
 	name  string
 	run   func(*env)
 	needs func(store.Store) bool // nil: nothing
+	fair  bool                   // needs Config.Fair
+}
+
+func (t test) suits(cfg Config, s store.Store) bool {
+	return (cfg.Fair || !t.fair) && (t.needs == nil || t.needs(s))
 }
 
 var topics = []topic{
@@ -111,6 +120,7 @@ var topics = []topic{
 	{"Keys", keyTests},
 	{"Contexts", contextTests},
 	{"Waiting", waitingTests},
+	{"Queue", queueTests},
 	{"Uncertainty", uncertaintyTests},
 	{"Adoption", adoptionTests},
 	{"Inspection", inspectionTests},
