@@ -28,6 +28,7 @@ const (
 	minReserve = 250 * time.Millisecond
 	maxReserve = 10 * time.Second
 
+	minSplit = time.Millisecond   // after a split vote, at least
 	firstAsk = time.Second           // after parking: what is my rank
 	rankStep = 10 * time.Millisecond // between the first waiters, where a holder has died
 	nearRank = 3                     // ranks that wait for the end of the holder's ttl
@@ -440,7 +441,7 @@ func (c *claim) restLocked(held *store.HeldError, asked clock.Instant, slow floa
 		}
 	}
 	if w.splits > 0 {
-		at(asked.Add(time.Duration(float64(16*c.s.roundTrip()<<min(w.splits-1, 8)) * (slow*2 - 1))))
+		at(asked.Add(time.Duration(float64(max(16*c.s.roundTrip(), minSplit)<<min(w.splits-1, 8)) * (slow*2 - 1))))
 	}
 	switch {
 	case place == 0:

@@ -226,6 +226,7 @@ func TestGiveUp(t *testing.T) {
 	if soak() {
 		rounds = 100
 	}
+	hearHangup(t)
 	signals := []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT}
 	for name, nodes := range map[string]int{"sqlite": 0, "one node": 1, "three nodes": 3} {
 		t.Run(name, func(t *testing.T) {

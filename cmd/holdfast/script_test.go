@@ -32,12 +32,17 @@ var programs = map[string]func(){
 // TestScripts runs testdata/script. Each script has a SQLite store of its own, which
 // HOLDFAST_STORE names.
 func TestScripts(t *testing.T) {
-	if signal.Ignored(syscall.SIGHUP) { // under nohup; the scripts' programs would ignore it as well
+	hearHangup(t)
+	testscript.Run(t, scripts(nil))
+}
+
+// hearHangup is for tests that run under nohup: programs that they start would ignore HUP as well.
+func hearHangup(t *testing.T) {
+	if signal.Ignored(syscall.SIGHUP) {
 		taken := make(chan os.Signal, 1)
 		signal.Notify(taken, syscall.SIGHUP)
 		t.Cleanup(func() { signal.Ignore(syscall.SIGHUP) })
 	}
-	testscript.Run(t, scripts(nil))
 }
 
 // scripts are the terms of testdata/script. setup may change the environment of each.
