@@ -202,7 +202,7 @@ func (c *claim) try(ctx context.Context, start, now clock.Instant) (store.Grant,
 		}
 		pause, goOn := c.next(d, r, &l)
 		if !goOn {
-			c.abandon(ctx, r, d.action != newStamps)
+			c.split(d, c.abandon(ctx, r, d.action != newStamps))
 			return store.Grant{}, d, r, nil
 		}
 		if err := sleep(ctx, pause); err != nil {
@@ -248,6 +248,20 @@ func (r *round) unplaced() bool {
 		}
 	}
 	return placed < c.s.q && refused > 0
+}
+
+// split counts the split votes in a row, after each of which a claim that gave votes back backs
+// off. One that has to wait for a holder waits for a hand-over.
+func (c *claim) split(d decision, gaveBack bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.w == nil:
+	case d.action == held:
+		c.w.splits = 0
+	case gaveBack:
+		c.w.splits++
+	}
 }
 
 // enter makes the claim one that waits, where the store is subscribed: it is parked in its first round.

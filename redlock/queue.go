@@ -28,7 +28,7 @@ const (
 	minReserve = 250 * time.Millisecond
 	maxReserve = 10 * time.Second
 
-	minSplit = time.Millisecond   // after a split vote, at least
+	minSplit = time.Millisecond      // after a split vote, at least
 	firstAsk = time.Second           // after parking: what is my rank
 	rankStep = 10 * time.Millisecond // between the first waiters, where a holder has died
 	nearRank = 3                     // ranks that wait for the end of the holder's ttl

@@ -158,18 +158,15 @@ func (r *releasing) waited() <-chan struct{} {
 // first looks at its answers: an attempt that has no votes and no request under way goes on
 // under its owner; else the votes are waited for that are known to be given back, for as
 // long as the round leaves of the node timeout. A claim that waits is parked by the same RELEASE,
-// under the owner with which it goes on, where goOn says that it does.
-func (c *claim) abandon(ctx context.Context, r *round, goOn bool) {
+// under the owner with which it goes on, where goOn says that it does; moved tells that.
+func (c *claim) abandon(ctx context.Context, r *round, goOn bool) (moved bool) {
 	c.mu.Lock()
 	if c.attempt == nil || r != nil && r.clean(c.w != nil) {
-		if c.w != nil {
-			c.w.splits = 0
-		}
 		c.mu.Unlock()
-		return
+		return false
 	}
 	var rel *releasing
-	if goOn && c.w != nil && !c.ended {
+	if moved = goOn && c.w != nil && !c.ended; moved {
 		rel = c.moveLocked(ctx, r)
 	} else {
 		rel = c.releaseLocked(ctx)
@@ -177,7 +174,7 @@ func (c *claim) abandon(ctx context.Context, r *round, goOn bool) {
 	c.mu.Unlock()
 	rel.send(true)
 	if r == nil {
-		return
+		return false
 	}
 	limit := time.NewTimer(max(time.Millisecond, c.s.opts.NodeTimeout-c.s.clock.Since(r.t0)))
 	defer limit.Stop()
@@ -186,6 +183,7 @@ func (c *claim) abandon(ctx context.Context, r *round, goOn bool) {
 	case <-limit.C:
 	case <-ctx.Done():
 	}
+	return moved
 }
 
 // clean reports whether every node that the attempt's requests went to has just said that
@@ -222,7 +220,6 @@ func (c *claim) moveLocked(ctx context.Context, r *round) *releasing {
 	}
 	c.s.inbox.knows(c, next.owner)
 	c.attempt = next
-	c.w.splits++
 	rel.next, rel.stamp2, rel.leave, rel.handOn = next, stamp, true, false
 	return rel
 }
