@@ -30,7 +30,8 @@
 // defaults and tuned to ask often, and beside a token in a list that BLPOP hands on: that has no
 // lease and loses the token with its holder, and is as fast as Redis can be. A gap is the time
 // from the begin of a release to the return of the next acquisition. A client that takes the
-// key again right after its own release counts as well, which favours the locks that let it.
+// key again right after its own release hands nothing over: such grants are listed apart, and
+// count for fairness only.
 //
 // Work without contention is compared with that of an earlier commit by
 //

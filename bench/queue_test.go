@@ -39,10 +39,11 @@ var (
 
 // turn is what one turn of a crowd measured.
 type turn struct {
-	grants    []int         // of each client; a client that takes the key again right after its own release counts, too
-	perSecond float64       // grants of all
-	gap       time.Duration // median time from the begin of one holder's release to the return of the next one's acquire
-	requests  float64       // per grant, where they are counted
+	grants    []int         // of each client
+	perSecond float64       // hand-overs: grants to another client than the one before
+	again     float64       // grants per second to the one that has just released
+	gap       time.Duration // median of the hand-overs, from the begin of a release to the return of the next acquire
+	requests  float64       // per hand-over, where they are counted
 	failed    int           // acquisitions and releases of a peer
 }
 
@@ -58,6 +59,8 @@ func (c crowd) take(b testing.TB, w work, count func() int) turn {
 		stop, measuring  atomic.Bool
 		released, inside atomic.Int64
 		failed           atomic.Int64
+		last             atomic.Int64 // who held the key
+		again            = make([]int, len(c.acquire))
 		gaps             = make([][]time.Duration, len(c.acquire))
 		began            = time.Now()
 		wg               sync.WaitGroup
@@ -77,7 +80,11 @@ func (c crowd) take(b testing.TB, w work, count func() int) turn {
 				if inside.Add(1) > 1 && c.ours {
 					b.Errorf("%s: client %d was granted the key while another held it", c.name, i)
 				}
-				if measuring.Load() {
+				switch self := last.Swap(int64(i)) == int64(i); {
+				case !measuring.Load():
+				case self:
+					again[i]++
+				default:
 					gaps[i] = append(gaps[i], got-time.Duration(released.Load()))
 				}
 				sleep(w.inside)
@@ -106,8 +113,9 @@ func (c crowd) take(b testing.TB, w work, count func() int) turn {
 
 	all := slices.Concat(gaps...)
 	t := turn{failed: int(failed.Load()), perSecond: float64(len(all)) / took.Seconds()}
-	for _, g := range gaps {
-		t.grants = append(t.grants, len(g))
+	for i, g := range gaps {
+		t.grants = append(t.grants, len(g)+again[i])
+		t.again += float64(again[i]) / took.Seconds()
 	}
 	if len(all) > 0 {
 		t.gap, t.requests = median(all), float64(sent)/float64(len(all))
@@ -153,7 +161,7 @@ func (s turns) ratios(a, b string, of func(turn) float64) (list []float64) {
 	return list
 }
 
-// best are a's grants per second over those of the best of names, repetition by repetition.
+// best are a's hand-overs per second over those of the best of names, repetition by repetition.
 func (s turns) best(a string, names []string) (list []float64) {
 	for i := range s[a] {
 		most := 0.0
@@ -188,7 +196,8 @@ func (s turns) fair(names []string) (fair []string) {
 	return fair
 }
 
-func grantRate(t turn) float64 { return t.perSecond }
+func handOvers(t turn) float64 { return t.perSecond }
+func againOf(t turn) float64   { return t.again }
 func gapOf(t turn) float64     { return float64(t.gap) / 1e3 }
 func jainOf(t turn) float64    { return jain(t.grants) }
 
@@ -226,10 +235,10 @@ func BenchmarkQueue(b *testing.B) {
 	b.Run("Requests", func(b *testing.B) {
 		for _, l := range libraries {
 			b.Run("OneNode/"+string(l), func(b *testing.B) {
-				once(b, func() { requestsPerGrant(b, "Queue/OneNode/Requests/"+string(l), l, one) })
+				once(b, func() { requestsPerHandOver(b, "Queue/OneNode/Requests/"+string(l), l, one) })
 			})
 			b.Run("FiveNodes/"+string(l), func(b *testing.B) {
-				once(b, func() { requestsPerGrant(b, "Queue/FiveNodes/Requests/"+string(l), l, five) })
+				once(b, func() { requestsPerHandOver(b, "Queue/FiveNodes/Requests/"+string(l), l, five) })
 			})
 		}
 	})
@@ -253,7 +262,7 @@ func queueOnOne(b *testing.B, addr string) {
 			s := queueUp(b, empty, repetitions(), crowds)
 			for _, l := range libraries {
 				line, us, floor := "Queue/OneNode/Empty/"+string(l), "holdfast-"+string(l), "blpop-"+string(l)
-				figure(b, line, "rate/blpop", s.ratios(us, floor, grantRate)...)
+				figure(b, line, "rate/blpop", s.ratios(us, floor, handOvers)...)
 				figure(b, line, "rate/peer", s.best(us, peers(crowds))...)
 				figure(b, line, "jain", s.values(us, jainOf)...)
 			}
@@ -294,7 +303,8 @@ func queueOnFive(b *testing.B, five ...string) {
 // list puts what every crowd did into the table.
 func (s turns) list(b testing.TB, line string, crowds []crowd) {
 	for _, c := range crowds {
-		figure(b, line+" "+c.name, "grants/s", s.values(c.name, grantRate)...)
+		figure(b, line+" "+c.name, "hand-overs/s", s.values(c.name, handOvers)...)
+		figure(b, line+" "+c.name, "to-itself/s", s.values(c.name, againOf)...)
 		figure(b, line+" "+c.name, "gap-us", s.values(c.name, gapOf)...)
 		figure(b, line+" "+c.name, "jain", s.values(c.name, jainOf)...)
 		failed := 0
@@ -307,9 +317,9 @@ func (s turns) list(b testing.TB, line string, crowds []crowd) {
 	}
 }
 
-// requestsPerGrant counts what clients send to all servers together for one hand-over, with few
+// requestsPerHandOver counts what clients send to all servers together for one hand-over, with few
 // waiters and with many. Each has a store of its own; up to 16 have clients of their own.
-func requestsPerGrant(b testing.TB, line string, l library, servers []*servertest.RedisServer) {
+func requestsPerHandOver(b testing.TB, line string, l library, servers []*servertest.RedisServer) {
 	sizes := []int{4, waiters, 256}
 	var crowds []crowd
 	for _, n := range sizes {
@@ -412,7 +422,7 @@ func TestQueueBenchmarks(t *testing.T) {
 	}
 	c := overHoldfast(t, onRueidis, few, one[0].Addr())
 	if got := c.take(t, moment, func() int { return requests(t, one...) }); got.requests < 2 {
-		t.Errorf("%v requests per grant: an acquisition and a release are two", got.requests)
+		t.Errorf("%v requests per hand-over: an acquisition and a release are two", got.requests)
 	}
 	patient(t, "patient", onGoRedis, one[0], few, 10*time.Millisecond)
 }
