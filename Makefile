@@ -19,7 +19,7 @@ RULES    = -tags holdfast_rules github.com/holdfast-go/holdfast/conformance/rule
 # Both, the second also where the first has failed.
 tests    = set -x; failed=0; $(1) $(RULES) || failed=1; $(1) $(ALL) || failed=1; exit $$failed
 
-.PHONY: help deps test race soak check fmt vet staticcheck cross modules static release fuzz bench compare
+.PHONY: help deps test race soak check fmt vet staticcheck cross modules static release fuzz bench compare models
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,3 +72,7 @@ bench: deps ## run the benchmarks
 
 compare: deps ## compare the uncontended benchmarks with those of the commit BASE
 	@.ci/compare $(BASE)
+
+models: ## check the models of the protocol, and that every mutant is caught (5 minutes; all: models/run all)
+	@.ci/deps models
+	@models/run fast
