@@ -204,7 +204,7 @@ func (b *batch) book(e *extending, p *peer, a answer, err error) {
 	case kept:
 		n := &e.a.nodes[p.index]
 		if b.s.clock.Passed(n.until) && !off(ruleP) && !off(ruleL) {
-			e.heal[p.index] = true // its promise had run out: others may have been promised the vote meanwhile
+			e.heal[p.index] = true // rule P: its promise had run out, others may have been promised the vote meanwhile
 			break
 		}
 		n.until = clock.Max(n.until, b.promise(c))

@@ -1,9 +1,9 @@
--- KEEP of docs/protocol.md 1.2: extend. Never gives a vote, never touches the mark.
+-- KEEP of docs/protocol.md 1.2: extend. Never gives a vote (rule U), never touches the mark.
 -- KEYS vote; ARGV owner, ttl in ms
 -- Answers KEPT by the node's clock alone, in us.
 local cur = redis.call('GET', KEYS[1])
 if cur == ARGV[1] then
-  if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
+  if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then -- rule G
     redis.call('PEXPIRE', KEYS[1], ARGV[2])
   end
   local t = redis.call('TIME')

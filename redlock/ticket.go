@@ -77,7 +77,7 @@ func (s *Store) Adopt(ctx context.Context, ticket string) (store.Claim, store.Gr
 	for i, until := range t.Nodes {
 		c.attempt.nodes[i].sent = t.Stamp
 		if until > 0 {
-			c.attempt.nodes[i].until = s.clock.At(until)
+			c.attempt.nodes[i].until = s.clock.At(until) // rule L: what the ticket says counts, no more
 		}
 	}
 	c.held, c.token, c.until = true, t.Token, s.clock.At(t.Until)
