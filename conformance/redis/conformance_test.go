@@ -25,7 +25,7 @@ func TestConformance(t *testing.T) {
 	kit.Each(t, []int{1, 5}, func(t *testing.T, c kit.Client, n int) {
 		t.Parallel()
 		servers := kit.Servers(t, n)
-		storetest.Run(t, storetest.Config{TTL: time.Second, New: harness(c, servers)})
+		storetest.Run(t, storetest.Config{TTL: time.Second, Fair: true, New: harness(c, servers)})
 	})
 }
 
