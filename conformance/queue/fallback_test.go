@@ -141,12 +141,7 @@ func polls(t *testing.T, servers []*servertest.RedisServer, holder *holdfast.Loc
 		}
 		release(t, lease)
 		released := time.Now()
-		for _, c := range claims {
-			lease := c.wait(ttl)
-			within(t, "granted after a release", c.at.Sub(released), 1500*time.Millisecond, ttl*3/4)
-			release(t, lease)
-			released = time.Now()
-		}
+		within(t, "the last is granted", drain(t, ttl, claims...).Sub(released), 1500*time.Millisecond, ttl*3/4)
 	}
 }
 
@@ -171,18 +166,9 @@ func TestHolderMayNotPublish(t *testing.T) {
 			b.parked("k", 2)
 			release(t, lease)
 			released := time.Now()
-			release(t, one.wait(10*ttl))
-			release(t, two.wait(10*ttl))
-			within(t, "the last of two waiters", later(one.at, two.at).Sub(released), ttl*9/4, ttl*3)
+			within(t, "the last of two waiters", drain(t, 10*ttl, one, two).Sub(released), ttl*9/4, ttl*3)
 		})
 	}
-}
-
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
 }
 
 // On a Cluster waiting polls, which is told once.
@@ -303,7 +289,7 @@ func TestQueuesAndSubscriptionsEnd(t *testing.T) {
 			release(t, lease)
 			release(t, w.wait(ttl))
 		}
-		b.deaf(1) // one connection for both keys, and none of the one that has never waited
+		b.listened(1) // one connection for both keys, and none of the one that has never waited
 		left := time.Now()
 		servertest.Eventually(t, 3*patience, func() error {
 			for i, s := range b.servers {
@@ -342,9 +328,7 @@ func TestSubscriptionLostBehindAProxy(t *testing.T) {
 				time.Sleep(100 * time.Millisecond)
 				release(t, lease)
 				released := time.Now()
-				release(t, one.wait(10*ttl))
-				release(t, two.wait(10*ttl))
-				within(t, "the last of two waiters", later(one.at, two.at).Sub(released), ttl*9/4, ttl*3)
+				within(t, "the last of two waiters", drain(t, 10*ttl, one, two).Sub(released), ttl*9/4, ttl*3)
 			}
 		})
 	}

@@ -105,6 +105,18 @@ func (b *bed) voted(s *servertest.RedisServer, key string) (owner string, left t
 	return owner, time.Duration(ms) * time.Millisecond
 }
 
+// state is what the servers have of a key, for people.
+func (b *bed) state(key string) string {
+	b.t.Helper()
+	var text strings.Builder
+	for i, s := range b.servers {
+		owner, left := b.voted(s, key)
+		fmt.Fprintf(&text, "\nnode %d: vote %s for %v more, mark %s, queue %v", i, owner, left, b.mark(s, key),
+			rig.Must(b.t, s, "ZRANGE", queueKey(key), "0", "-1", "WITHSCORES"))
+	}
+	return text.String()
+}
+
 // votes is how many servers have a vote of the owner with this label.
 func (b *bed) votes(key, label string) (n int) {
 	b.t.Helper()
@@ -134,8 +146,8 @@ func subscribers(t testing.TB, s *servertest.RedisServer) int {
 	return len(slices.Collect(strings.Lines(strings.TrimSpace(list))))
 }
 
-// deaf waits until n connections at each server listen: the servers know that the others are dead.
-func (b *bed) deaf(n int) {
+// listened waits until n connections at each server listen.
+func (b *bed) listened(n int) {
 	b.t.Helper()
 	servertest.Eventually(b.t, patience, func() error {
 		for i, s := range b.servers {
@@ -265,6 +277,24 @@ func (c *claim) wait(limit time.Duration) *holdfast.Lease {
 		c.t.Fatal(c.err)
 	}
 	return c.lease
+}
+
+// drain gives back what the claims are granted, in whatever order that comes, and answers when
+// the last one was. Nobody may come for longer than limit.
+func drain(t testing.TB, limit time.Duration, claims ...*claim) (last time.Time) {
+	t.Helper()
+	for last = time.Now(); len(claims) > 0; time.Sleep(time.Millisecond) {
+		i := slices.IndexFunc(claims, func(c *claim) bool { return !c.waits() })
+		switch {
+		case i >= 0:
+			release(t, claims[i].wait(limit))
+			last = claims[i].at
+			claims = slices.Delete(slices.Clone(claims), i, i+1)
+		case time.Since(last) > limit:
+			t.Fatalf("nobody is granted the key within %v: %d waiters are lost", limit, len(claims))
+		}
+	}
+	return last
 }
 
 // waits reports whether it has not returned yet.

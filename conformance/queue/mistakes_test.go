@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -271,16 +272,18 @@ func TestLosersHaveTheirPlace(t *testing.T) {
 					places := map[string]int{}
 					for _, s := range b.servers {
 						for _, owner := range b.places(s, key) {
-							places[inboxOf(owner)]++
+							if owner != held.Owner() { // whose place at a node that it had to heal stays until its release
+								places[inboxOf(owner)]++
+							}
 						}
 					}
 					for inbox, have := range places {
 						if have < b.quorum() {
-							return fmt.Errorf("%s: %s has a place on %d of 5 nodes", key, inbox, have)
+							return fmt.Errorf("%s: %s has a place on %d of 5 nodes: %s", key, inbox, have, b.state(key))
 						}
 					}
 					if len(places) != rivals-1 {
-						return fmt.Errorf("%s: %d claims have a place, want %d", key, len(places), rivals-1)
+						return fmt.Errorf("%s: %d claims have a place, want %d: %s", key, len(places), rivals-1, b.state(key))
 					}
 					return nil
 				})
@@ -296,11 +299,7 @@ func TestLosersHaveTheirPlace(t *testing.T) {
 					}
 				}
 				release(t, held)
-				for i, c := range claims {
-					if i != winner {
-						release(t, c.wait(ttl))
-					}
-				}
+				drain(t, ttl, slices.Delete(claims, winner, winner+1)...)
 			}
 			t.Logf("the votes were split %d times; the last loser had its place after %v", splits, worst.Round(time.Millisecond))
 			if splits == 0 {

@@ -141,6 +141,7 @@ func (r *rounds) round(number int) {
 		go r.wait(who, results)
 		r.parked("k", who)
 	}
+	r.listened(rivals - 1) // none is still cut off by the round before
 	f, i := r.next(), r.rng.IntN(len(r.servers))
 	hit, mend := f.do(r, i)
 	released := time.Now()
