@@ -203,27 +203,70 @@ func TestClaimIsPassedOn(t *testing.T) {
 // A waiter that inherits the claim late in the holder's time tries when that ends, and not a
 // whole ttl later.
 func TestHeirComesAtTheEnd(t *testing.T) {
-	bubble(t, Options{}, func(b *bed) {
-		if _, err := b.other(&Options{TTL: 10 * time.Second, NoExtend: true}).Acquire(b.ctx, "k"); err != nil {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, mem := context.Background(), memstore.New()
+		if _, err := locker(t, mem.Peer(), &Options{TTL: 10 * time.Second, NoExtend: true}).Acquire(ctx, "k"); err != nil {
 			t.Fatal(err)
 		}
-		b.faults.Set(storetest.Wait, func(ctx context.Context, call func(context.Context) error) error {
+		k := locker(t, sleepers{mem}, nil)
+		began := time.Now()
+		first, cancel := context.WithTimeout(ctx, 9*time.Second)
+		defer cancel()
+		go func() { _, _ = k.Acquire(first, "k") }()
+		synctest.Wait()
+		l, err := k.Acquire(ctx, "k")
+		if since := time.Since(began); err != nil || since > 11*time.Second {
+			t.Fatalf("after %v: %v", since, err)
+		}
+		_ = l.Release(ctx)
+	})
+}
+
+// sleepers is a prompt store whose claims sleep until the end that they are told of.
+type sleepers struct{ *memstore.Store }
+
+func (s sleepers) Claim(key string, o store.ClaimOptions) store.Claim {
+	return sleeper{s.Store.Claim(key, o)}
+}
+
+type sleeper struct{ store.Claim }
+
+func (sleeper) Wait(ctx context.Context, held *store.HeldError) error {
+	return storetest.Delay(held.Holder.TTL)(ctx, func(context.Context) error { return nil })
+}
+
+// A wake-up that reaches a waiter which leaves at that moment is its heir's: there is no second.
+func TestWakeUpIsPassedOn(t *testing.T) {
+	bubble(t, Options{}, func(b *bed) {
+		holder, err := b.other(nil).Acquire(b.ctx, "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(b.ctx)
+		b.faults.Next(storetest.Wait, func(ctx context.Context, call func(context.Context) error) error {
 			err := call(ctx)
-			if err == nil { // the wake-up is lost
-				return storetest.Delay(50*time.Millisecond)(ctx, func(context.Context) error { return nil })
-			}
+			cancel()
+			b.faults.Set(storetest.Wait, storetest.Delay(time.Hour))
 			return err
 		})
 		began := time.Now()
-		ctx, cancel := context.WithTimeout(b.ctx, 9*time.Second)
-		defer cancel()
-		go func() { _, _ = b.locks.Acquire(ctx, "k") }()
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if l, err := b.locks.Acquire(ctx, "k"); err == nil { // not where the store is prompt
+				b.release(l)
+			}
+		})
 		synctest.Wait()
-		l := b.acquire("k")
-		if since := time.Since(began); since > 11*time.Second {
-			t.Errorf("acquired after %v", since)
-		}
-		b.release(l)
+		wg.Go(func() {
+			l := b.acquire("k")
+			if since := time.Since(began); since > 0 {
+				t.Errorf("acquired after %v", since)
+			}
+			b.release(l)
+		})
+		synctest.Wait()
+		_ = holder.Release(b.ctx)
+		wg.Wait()
 	})
 }
 
