@@ -4,6 +4,8 @@ import (
 	"context"
 	"runtime"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -115,6 +117,39 @@ func BenchmarkHandOver(b *testing.B) {
 		})
 	})
 }
+
+// What waits at the store: each hand-over wakes another process, of 16, whose waiter tries in its
+// own goroutine where the store is prompt, and else in one that wakes it.
+func BenchmarkHandOverBetweenProcesses(b *testing.B) {
+	for name, open := range map[string]func(*memstore.Store) store.Store{
+		"prompt": func(s *memstore.Store) store.Store { return s.Peer() },
+		"raced":  func(s *memstore.Store) store.Store { return unprompt{s.Peer()} },
+	} {
+		b.Run(name, func(b *testing.B) {
+			mem := memstore.New()
+			ctx := context.Background()
+			var left atomic.Int64
+			left.Store(int64(b.N))
+			var wg sync.WaitGroup
+			b.ResetTimer()
+			for range 16 {
+				k := benchLocker(b, open(mem), nil)
+				wg.Go(func() {
+					for left.Add(-1) >= 0 {
+						if err := benchPair(ctx, k, "k"); err != nil {
+							b.Error(err)
+							return
+						}
+					}
+				})
+			}
+			wg.Wait()
+		})
+	}
+}
+
+// unprompt hides that a store is prompt.
+type unprompt struct{ store.Store }
 
 // The heap that one held lease takes, without what its store keeps.
 func BenchmarkHeldLeases(b *testing.B) {

@@ -96,9 +96,36 @@
 //
 // # Can one process hold a key twice?
 //
-// No. A second Acquire waits, like anyone's, in the order of the calls; TryAcquire answers
+// No. A second Acquire waits, like anyone's; TryAcquire answers
 // [ErrHeld]. In the context of a lease on the key, where waiting would be a dead-lock, both
 // answer [ErrAlreadyHeld].
+//
+// # In which order are waiters served?
+//
+// First come, first served. Within a process, which is here what shares a [Locker] by
+// [Locker.With], waiters of a key are served in the order of their calls. Between processes
+// it depends on the store: one with a queue (redlock, memstore) serves them in the order in
+// which their claims first asked, and hands the key over without polling; on any other one
+// each polls, and chance decides.
+//
+// Each process has one place in the queue, however many of its goroutines wait: while it holds
+// the key, its others have none, and when the lease is released its next waiter takes a new place,
+// behind the other processes. So two processes that both have waiters take turns. A waiter whose
+// context ends leaves its place to the next one of its process with the same ttl and label.
+//
+// The order is a matter of speed and fairness, never of safety, and it is broken by
+//
+//   - a waiter that crashed or is stopped: it is passed over, after its turn at the latest;
+//   - a message that was lost, or a server that restarted: who is next then comes by a timer of its
+//     own;
+//   - a holder or waiter of another library on the same key, which knows no queue: waiting is
+//     polling then;
+//   - a store that cannot queue where it is: redlock without the right to use channels, through
+//     some proxies, or on a Cluster, polls as well, and tells the [Observer];
+//   - [Locker.TryAcquire], which has no place, and may find the key free for a moment.
+//
+// There are no priorities. An [Observer] is told of the place and of the time waited ([Waiting],
+// [Acquired]).
 //
 // # Which errors are there?
 //

@@ -97,8 +97,11 @@ func (k *Locker) fail(op, key string, err error) error {
 }
 
 // Acquire waits until it holds key, or ctx is done. ctx bounds the wait only; the lease
-// ends by Release, or by loss. Goroutines of one process that want the same key are served
-// in the order of their calls.
+// ends by Release, or by loss.
+//
+// Goroutines of one process that want the same key are served in the order of their calls, one
+// after another, and so are all processes where the store has a queue; the package documentation
+// says what that order is between processes, and what breaks it. There are no priorities.
 //
 // It waits for a holder to go ([ErrHeld]) and for the store to come back ([ErrUnavailable],
 // [ErrUncertain]); when ctx is done first, the error answers both the context's error and

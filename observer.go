@@ -21,8 +21,10 @@ type Observer interface {
 // [Node]. More may come; an Observer ignores those that it does not know.
 type Event interface{ event() }
 
-// Waiting: an attempt to acquire did not succeed, and Acquire goes on. Of the goroutines
-// of one process that wait for a key, only the first one is told.
+// Waiting: an attempt to acquire did not succeed, and Acquire goes on. It is told for each
+// attempt: those are few where the store has a queue, and so a new place is told when the claim
+// asks again. Of the goroutines of one process that wait for a key, only the first one is told;
+// while their own process holds the key, once.
 type Waiting struct {
 	Key     string
 	Attempt int           // from 1
