@@ -62,6 +62,7 @@ type atNode struct {
 	mark   int64         // f, as last answered
 	until  clock.Instant // until_n: end of its promise
 	place  int64         // in its queue, from 1, as last answered; zero where there is none
+	parks  int           // requests without an answer that may have got it a place
 }
 
 // Claim returns a fresh claim, without I/O.
@@ -506,6 +507,7 @@ func (c *claim) beginParked(r *round, usable []*peer) {
 	for _, p := range usable {
 		if c.s.inbox.listens(p) {
 			r.parks[p.index] = true
+			r.a.nodes[p.index].parks++
 			c.s.inbox.knows(c, r.a.owner)
 		}
 	}
@@ -514,7 +516,7 @@ func (c *claim) beginParked(r *round, usable []*peer) {
 // deliver books a node's answer, in its round or late. A late vote for a claim that waits must be
 // given back, or used: it asks again.
 func (r *round) deliver(p *peer, a answer, err error) {
-	r.c.book(r.a, p, r.stamp, r.t0, a)
+	r.c.book(r.a, p, r.stamp, r.t0, a, r.parks[p.index])
 	if late := r.take(p, a, err); late && (a.kind == ok || a.kind == kept) {
 		r.c.stray(r.a)
 	}
@@ -547,7 +549,7 @@ func (r *round) take(p *peer, a answer, err error) (late bool) {
 }
 
 // book remembers what an answer to VOTE says, for as long as its attempt may use it.
-func (c *claim) book(a *attempt, p *peer, stamp int64, t0 clock.Instant, ans answer) {
+func (c *claim) book(a *attempt, p *peer, stamp int64, t0 clock.Instant, ans answer, parked bool) {
 	if ans.kind == noAnswer {
 		return
 	}
@@ -556,6 +558,9 @@ func (c *claim) book(a *attempt, p *peer, stamp int64, t0 clock.Instant, ans ans
 	n := &a.nodes[p.index]
 	n.mark = max(n.mark, ans.mark)
 	n.place = ans.place
+	if parked {
+		n.parks--
+	}
 	if ans.place > 0 && c.w != nil && c.w.since.IsZero() {
 		c.w.since = c.s.clock.Now()
 	}

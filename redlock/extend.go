@@ -346,7 +346,7 @@ func (p *peer) heal(patients []*extending, trace func(store.NodeEvent)) {
 		}
 		a, err := p.vote(e.c.vote, call, false)
 		p.tell(trace, "heal", e.c.key(), a.kind, err, t0)
-		e.c.book(e.a, p, call.stamp, t0, a)
+		e.c.book(e.a, p, call.stamp, t0, a, false)
 		if err != nil && codeOf(err) == "" {
 			return // the node does not answer: at the next extension
 		}

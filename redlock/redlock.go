@@ -264,17 +264,26 @@ type recent struct {
 	mu   sync.Mutex
 	ring [256]string
 	next int
+	all  map[string]struct{} // those in ring
 }
 
 func (r *recent) add(owner string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.ring[r.next] = owner
+	if _, known := r.all[owner]; known {
+		return
+	}
+	if r.all == nil {
+		r.all = make(map[string]struct{}, len(r.ring)+1)
+	}
+	delete(r.all, r.ring[r.next])
+	r.ring[r.next], r.all[owner] = owner, struct{}{}
 	r.next = (r.next + 1) % len(r.ring)
 }
 
 func (r *recent) has(owner string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return slices.Contains(r.ring[:], owner)
+	_, known := r.all[owner]
+	return known
 }

@@ -215,7 +215,7 @@ func (c *claim) moveLocked(ctx context.Context, r *round) *releasing {
 	next := c.newAttempt(newOwner(c.birth, c.s.inbox.name, c.label).text)
 	next.stamp = stamp
 	for i := range next.nodes {
-		next.nodes[i].sent = stamp
+		next.nodes[i].sent, next.nodes[i].parks = stamp, 1
 		rel.nodes[i].asked = true
 	}
 	c.s.inbox.knows(c, next.owner)
@@ -285,7 +285,7 @@ func (w *releaseCall) write(r *releasing, p *peer) Call {
 	}
 	if (r.leave || r.handOn) && !p.admitted.isCluster.Load() {
 		keys, args = w.keys[:], w.args[:4]
-		if r.leave {
+		if r.leave && (c.adopted || n.place > 0 || n.parks > 0) {
 			w.args[2] = "1"
 		}
 		if r.handOn {
