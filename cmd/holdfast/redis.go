@@ -91,7 +91,7 @@ func (s storeSpec) client() (rueidis.ClientOption, error) {
 	}
 	if s.isSentinel() {
 		o.Sentinel = rueidis.SentinelOption{MasterSet: s.master, Username: s.sentinelUser, TLSConfig: o.TLSConfig,
-			Dialer: net.Dialer{Timeout: 2 * time.Second, KeepAlive: 5 * time.Second}} // as rueidisnode.Dial has them for the servers
+			Dialer: net.Dialer{Timeout: 2 * time.Second, KeepAlive: 5 * time.Second}} // a Sentinel that went silent is noticed soon
 		o.Sentinel.Password, err = s.secretFrom(s.sentinelPassword, "sentinel-password-file", s.sentinelPasswordFile)
 	}
 	return o, err

@@ -64,11 +64,16 @@ func NewNamed(name string, client any) (redlock.Node, error) {
 	switch c := client.(type) {
 	case *redis.Client:
 		if c != nil {
-			return &single{name: name, client: c}, nil
+			n := &single{name: name, client: c}
+			// The timeout bounds the handshake and the writes, not the wait for messages.
+			n.subs.Open = opener(c.WithTimeout(handshake))
+			return n, nil
 		}
 	case *redis.ClusterClient:
 		if c != nil {
-			return &cluster{name: name, client: c}, nil
+			n := &cluster{name: name, client: c}
+			n.subs.Open = opener(c)
+			return n, nil
 		}
 	}
 	return nil, unfit(client)
@@ -86,6 +91,7 @@ type single struct {
 	// timed are clones of client by their timeout. They share its connections.
 	timed [16 * 17]atomic.Pointer[redis.Client]
 	looks sync.Pool // of *look
+	subs  redlock.Subscriptions
 }
 
 var _ redlock.Single = (*single)(nil)
@@ -263,14 +269,14 @@ func (n *single) watch(ctx context.Context) (context.Context, func()) {
 }
 
 func (n *single) Subscribe(ctx context.Context, channel string, deliver func(string), up func()) error {
-	// The timeout bounds the handshake and the writes, not the wait for messages.
-	return subscribe(ctx, n.client.WithTimeout(handshake), channel, deliver, up)
+	return n.subs.Subscribe(ctx, channel, deliver, up)
 }
 
 // cluster is a whole Cluster.
 type cluster struct {
 	name   string
 	client *redis.ClusterClient
+	subs   redlock.Subscriptions
 }
 
 func (n *cluster) Name() string { return n.name }
@@ -307,7 +313,7 @@ func (n *cluster) Pinned(ctx context.Context, key string, fn func(do func(...str
 }
 
 func (n *cluster) Subscribe(ctx context.Context, channel string, deliver func(string), up func()) error {
-	return subscribe(ctx, n.client, channel, deliver, up)
+	return n.subs.Subscribe(ctx, channel, deliver, up)
 }
 
 func run(ctx context.Context, client redis.Cmdable, calls []redlock.Call) []redlock.Reply {
@@ -478,77 +484,5 @@ func plain(v any) any {
 		return serverError(v)
 	default: // a float or a big number
 		return fmt.Sprint(v)
-	}
-}
-
-const (
-	handshake   = time.Second     // bound of each step of connecting for Subscribe
-	confirm     = 5 * time.Second // after which a subscription that is not confirmed starts anew
-	healthCheck = 3 * time.Second // interval of PINGs on a silent subscription
-	maxBackoff  = 2 * time.Second
-)
-
-type subscriber interface {
-	Subscribe(ctx context.Context, channels ...string) *redis.PubSub
-}
-
-func subscribe(ctx context.Context, client subscriber, channel string, deliver func(string), up func()) error {
-	for backoff := 50 * time.Millisecond; ctx.Err() == nil; backoff = min(2*backoff, maxBackoff) {
-		err := listen(ctx, client, channel, deliver, up)
-		if refused(err) {
-			return err
-		}
-		select {
-		case <-time.After(backoff):
-		case <-ctx.Done():
-		}
-	}
-	return ctx.Err()
-}
-
-// refused says that asking again is useless.
-func refused(err error) bool {
-	var e *redlock.ServerError
-	if !errors.As(err, &e) {
-		return false
-	}
-	switch e.Code() {
-	case "NOPERM", "NOAUTH", "WRONGPASS", "ERR":
-		return true
-	}
-	return false
-}
-
-// listen subscribes and delivers until ctx is done; after the first confirmation go-redis
-// reconnects by itself. Before it, listen returns what went wrong.
-func listen(ctx context.Context, client subscriber, channel string, deliver func(string), up func()) error {
-	sub := client.Subscribe(ctx, channel)
-	defer sub.Close()
-	stop := context.AfterFunc(ctx, func() { sub.Close() })
-	defer stop()
-	first, err := sub.ReceiveTimeout(ctx, confirm)
-	if err != nil {
-		return serverError(err)
-	}
-	if _, ok := first.(*redis.Subscription); !ok {
-		return fmt.Errorf("unexpected answer to SUBSCRIBE: %T", first)
-	}
-	up()
-	messages := sub.ChannelWithSubscriptions(redis.WithChannelHealthCheckInterval(healthCheck))
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case m, ok := <-messages:
-			if !ok {
-				return ctx.Err()
-			}
-			switch m := m.(type) {
-			case *redis.Subscription:
-				up()
-			case *redis.Message:
-				deliver(m.Payload)
-			}
-		}
 	}
 }

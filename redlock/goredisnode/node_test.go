@@ -178,3 +178,9 @@ func TestOneCallTellsWhyNothingAnswers(t *testing.T) {
 		}
 	}
 }
+
+func BenchmarkSubscribe(b *testing.B) {
+	redistest.BenchmarkSubscribe(b, func(t testing.TB, addr string) redlock.Node {
+		return open(t, &redis.Options{Addr: addr})
+	})
+}

@@ -96,15 +96,30 @@ func testPinnedByKey(t *testing.T, servers []*servertest.RedisServer, n redlock.
 }
 
 func testSubscribeAnywhere(t *testing.T, servers []*servertest.RedisServer, n redlock.Node) {
-	s := subscribe(t, n, "holdfast:test")
-	s.get(t, s.up, "confirmation")
+	// Channels of any slots, over one connection to any server.
+	var all []*subscription
+	for i := range 20 {
+		all = append(all, subscribe(t, n, "holdfast:"+strconv.Itoa(i)))
+	}
+	for _, s := range all {
+		s.get(t, s.up, "confirmation")
+	}
+	connections := 0
 	for _, server := range servers {
-		do(t, server, "PUBLISH", "holdfast:test", server.Addr())
-		if v := s.get(t, s.messages, "message"); v != server.Addr() {
-			t.Errorf("message %q", v)
+		connections += len(subscribers(t, server))
+		for i, s := range all {
+			do(t, server, "PUBLISH", "holdfast:"+strconv.Itoa(i), server.Addr())
+			if v := s.get(t, s.messages, "message"); v != server.Addr() {
+				t.Errorf("message %q", v)
+			}
 		}
 	}
-	s.end(t)
+	if connections != 1 {
+		t.Errorf("%d connections", connections)
+	}
+	for _, s := range all {
+		s.end(t)
+	}
 }
 
 // testMovedSlot moves the slot of a key, and asks in the middle and afterwards.

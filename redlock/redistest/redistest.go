@@ -47,6 +47,9 @@ func RunNode(t *testing.T, open func(t testing.TB, addr string) redlock.Node) {
 	t.Run("Gone", func(t *testing.T) { testGone(t, open) })
 	t.Run("Subscribe", func(t *testing.T) { testSubscribe(t, open) })
 	t.Run("SubscribeRefused", func(t *testing.T) { testSubscribeRefused(t, open) })
+	t.Run("SharedSubscription", func(t *testing.T) { testSharedSubscription(t, open) })
+	t.Run("SomeSubscribeRefused", func(t *testing.T) { testSomeSubscribeRefused(t, open) })
+	t.Run("SubscribeComeAndGo", func(t *testing.T) { testSubscribeComeAndGo(t, open) })
 	t.Run("Leaks", func(t *testing.T) { testLeaks(t, open) })
 }
 

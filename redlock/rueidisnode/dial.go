@@ -42,9 +42,9 @@ type dialing struct {
 // The node's name is the address, with "/" and the number of the database where that is not
 // 0; of a Cluster the sorted addresses; of a Sentinel deployment its master's name.
 //
-// Where opt leaves them zero, Dial sets Dialer.Timeout, of connecting, to 2 s, and to 5 s each
-// Dialer.KeepAlive, the interval of PINGs on a quiet connection, and ConnWriteTimeout, after
-// which a connection without an answer is closed. It turns off client-side caching, which no
+// Where opt leaves them zero, Dial sets Dialer.Timeout, of connecting, to 2 s, Dialer.KeepAlive,
+// the interval of PINGs on a quiet connection, to 30 s, and ConnWriteTimeout, after which a
+// connection without an answer is closed, to 5 s. It turns off client-side caching, which no
 // lock needs.
 func Dial(opt rueidis.ClientOption) (*Conn, error) {
 	name := opt.Sentinel.MasterSet
@@ -61,7 +61,7 @@ func Dial(opt rueidis.ClientOption) (*Conn, error) {
 		opt.Dialer.Timeout = 2 * time.Second
 	}
 	if opt.Dialer.KeepAlive == 0 {
-		opt.Dialer.KeepAlive = 5 * time.Second
+		opt.Dialer.KeepAlive = 30 * time.Second
 	}
 	if opt.ConnWriteTimeout == 0 {
 		opt.ConnWriteTimeout = 5 * time.Second
@@ -72,7 +72,7 @@ func Dial(opt rueidis.ClientOption) (*Conn, error) {
 	opt.DisableCache = true
 	opt.InitAddress = slices.Clone(opt.InitAddress)
 	c := &Conn{opt: opt}
-	c.node = node{name: name, client: c.connect}
+	c.name, c.node.client, c.subs.Open = name, c.connect, c.open
 	return c, nil
 }
 

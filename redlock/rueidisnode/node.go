@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
-	"time"
 
 	"github.com/redis/rueidis"
 
@@ -45,7 +43,9 @@ func NewNamed(name string, client rueidis.Client) (redlock.Node, error) {
 	if name == "" {
 		return nil, noName()
 	}
-	return &node{name: name, client: func(context.Context) (rueidis.Client, error) { return client, nil }}, nil
+	n := &node{name: name, client: func(context.Context) (rueidis.Client, error) { return client, nil }}
+	n.subs.Open = n.open
+	return n, nil
 }
 
 func noClient() error {
@@ -61,6 +61,7 @@ var _ redlock.Single = (*node)(nil)
 type node struct {
 	name   string
 	client func(ctx context.Context) (rueidis.Client, error)
+	subs   redlock.Subscriptions
 }
 
 func (n *node) Name() string { return n.name }
@@ -270,81 +271,40 @@ func (n *node) Pinned(ctx context.Context, key string, fn func(do func(...string
 	})
 }
 
-// minBackoff and maxBackoff bound the pause before a subscription is tried again.
-const minBackoff, maxBackoff = 50 * time.Millisecond, 2 * time.Second
-
 func (n *node) Subscribe(ctx context.Context, channel string, deliver func(string), up func()) error {
-	backoff := minBackoff
-	for ctx.Err() == nil {
-		confirmed, err := n.listen(ctx, channel, deliver, up)
-		if refused(err) {
-			return err
-		}
-		if confirmed {
-			backoff = minBackoff
-		}
-		select {
-		case <-time.After(backoff):
-		case <-ctx.Done():
-		}
-		backoff = min(2*backoff, maxBackoff)
-	}
-	return ctx.Err()
+	return n.subs.Subscribe(ctx, channel, deliver, up)
 }
 
-// refused says that asking again is useless.
-func refused(err error) bool {
-	var e *redlock.ServerError
-	if !errors.As(err, &e) {
-		return false
-	}
-	switch e.Code() {
-	case "NOPERM", "NOAUTH", "WRONGPASS", "ERR":
-		return true
-	}
-	return false
+// pubsub is one connection for messages.
+type pubsub struct {
+	conn   rueidis.DedicatedClient
+	broken <-chan error
 }
 
-// listen delivers over one connection until that breaks or ctx is done.
-func (n *node) listen(ctx context.Context, channel string, deliver func(string), up func()) (confirmed bool, err error) {
+// open is the Open of [redlock.Subscriptions].
+func (n *node) open(ctx context.Context, message func(channel, payload string), confirmed func(channel string)) (redlock.PubSub, error) {
 	conn, _, err := n.dedicate(ctx)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
-	defer func() { go conn.Close() }() // may wait for a server that hangs
-	var mu sync.Mutex
-	over := false // nothing is delivered after Subscribe has returned
-	defer func() {
-		mu.Lock()
-		defer mu.Unlock()
-		over = true
-	}()
-	broken := conn.SetPubSubHooks(rueidis.PubSubHooks{
-		OnMessage: func(m rueidis.PubSubMessage) {
-			mu.Lock()
-			defer mu.Unlock()
-			if !over {
-				deliver(m.Message)
-			}
-		},
+	return &pubsub{conn: conn, broken: conn.SetPubSubHooks(rueidis.PubSubHooks{
+		OnMessage: func(m rueidis.PubSubMessage) { message(m.Channel, m.Message) },
 		OnSubscription: func(s rueidis.PubSubSubscription) {
-			mu.Lock()
-			defer mu.Unlock()
-			if !over && s.Kind == "subscribe" {
-				confirmed = true
-				up()
+			if s.Kind == "subscribe" {
+				confirmed(s.Channel)
 			}
 		},
-	})
-	if err := conn.Do(ctx, conn.B().Subscribe().Channel(channel).Build()).Error(); err != nil {
-		return false, serverError(err)
-	}
-	select {
-	case err = <-broken:
-	case <-ctx.Done():
-		err = ctx.Err()
-	}
-	mu.Lock()
-	defer mu.Unlock()
-	return confirmed, err
+	})}, nil
 }
+
+func (p *pubsub) Subscribe(ctx context.Context, channels ...string) error {
+	return serverError(p.conn.Do(ctx, p.conn.B().Subscribe().Channel(channels...).Build()).Error())
+}
+
+func (p *pubsub) Unsubscribe(ctx context.Context, channels ...string) error {
+	return serverError(p.conn.Do(ctx, p.conn.B().Unsubscribe().Channel(channels...).Build()).Error())
+}
+
+func (p *pubsub) Broken() <-chan error { return p.broken }
+
+func (p *pubsub) Close() { go p.conn.Close() } // may wait for a server that hangs

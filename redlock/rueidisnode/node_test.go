@@ -246,3 +246,7 @@ func TestAllocations(t *testing.T) {
 		t.Errorf("%v allocations for a call, want at most 10", got)
 	}
 }
+
+func BenchmarkSubscribe(b *testing.B) {
+	redistest.BenchmarkSubscribe(b, func(t testing.TB, addr string) redlock.Node { return dial(t, options(addr)) })
+}
