@@ -298,11 +298,28 @@ func (n *node) open(ctx context.Context, message func(channel, payload string), 
 }
 
 func (p *pubsub) Subscribe(ctx context.Context, channels ...string) error {
-	return serverError(p.conn.Do(ctx, p.conn.B().Subscribe().Channel(channels...).Build()).Error())
+	return p.do(ctx, p.conn.B().Subscribe().Channel(channels...).Build())
 }
 
 func (p *pubsub) Unsubscribe(ctx context.Context, channels ...string) error {
-	return serverError(p.conn.Do(ctx, p.conn.B().Unsubscribe().Channel(channels...).Build()).Error())
+	return p.do(ctx, p.conn.B().Unsubscribe().Channel(channels...).Build())
+}
+
+var errBroken = errors.New("the connection for messages has ended")
+
+// do ends with the connection: with RESP2 rueidis has another one beside it, by which it judges
+// that it should try again.
+func (p *pubsub) do(ctx context.Context, cmd rueidis.Completed) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	answer := make(chan error, 1)
+	go func() { answer <- serverError(p.conn.Do(ctx, cmd).Error()) }()
+	select {
+	case err := <-answer:
+		return err
+	case <-p.broken:
+		return errBroken
+	}
 }
 
 func (p *pubsub) Broken() <-chan error { return p.broken }
