@@ -206,7 +206,7 @@ func (b *bed) scripts(t *testing.T) (n int) {
 	return n
 }
 
-// LEK-01: waiting for a key that is held costs few requests and little processor time.
+// LEK-01: waiting for a key that is held costs next to no requests and little processor time.
 func TestWaitingIsCheap(t *testing.T) {
 	for _, c := range kit.Clients {
 		t.Run(c.Name, func(t *testing.T) {
@@ -222,7 +222,7 @@ func TestWaitingIsCheap(t *testing.T) {
 			}
 			asked, used := b.scripts(t)-before, kit.CPU()-cpu
 			t.Logf("a wait of %v: %d requests, %v of processor time (%.2f %% of one core)", d, asked, used.Round(time.Millisecond), 100*float64(used)/float64(d))
-			if asked > int(20*d.Seconds()) {
+			if asked > 10 { // a place in the queue, the subscription, and the rank after 1 s
 				t.Errorf("%d requests in %v", asked, d)
 			}
 			if used > d/20 {

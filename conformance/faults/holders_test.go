@@ -431,7 +431,7 @@ func TestOptionsAreNotUsedUp(t *testing.T) {
 			kit.Warm(t, b.locks)
 			for range 3 {
 				before := len(kit.Select[holdfast.Waiting](b.events))
-				const wait = 500 * time.Millisecond
+				const wait = 1500 * time.Millisecond // who has a place in the queue asks again after 1 s
 				ctx, cancel := context.WithTimeout(t.Context(), wait)
 				var err error
 				d := took(func() { _, err = b.locks.Acquire(ctx, "k") })
