@@ -322,8 +322,8 @@ type runner struct {
 	withdrawn <-chan struct{}
 
 	// Of the goroutine that runs it.
-	asked   clock.Instant // before the last attempt
-	pausing bool          // after it; the one that led has left
+	asked   clock.Instant // before the attempt that pause came after
+	pausing bool          // still: the waiter that led has left meanwhile
 	fails   int           // attempts without a grant in a row
 	quick   int           // wake-ups in a row that came at once and for nothing
 }
@@ -405,11 +405,14 @@ func (r *runner) lead(w *waiter) (over bool) {
 			r.f.leave(w)
 		}
 	}()
-	await(r.after, w.ctx.Done())
-	if r.pausing {
-		r.rest(w, r.aged())
+	seated := w.ready == nil
+	if !seated {
+		await(r.after, w.ctx.Done())
+		if r.pausing {
+			r.rest(w, r.aged())
+		}
 	}
-	for seated := w.ready == nil; seated || w.ctx.Err() == nil; seated = false {
+	for ; seated || w.ctx.Err() == nil; seated = false {
 		sent, held := w.since, (*HeldError)(nil)
 		if !seated { // else its claim is made
 			_, held = r.next()
@@ -422,6 +425,7 @@ func (r *runner) lead(w *waiter) (over bool) {
 		if _, over := r.settle(g, err, sent); w.done {
 			return over
 		}
+		r.asked = sent
 		r.pause(w)
 	}
 	return false
@@ -538,7 +542,6 @@ func (r *runner) settle(g store.Grant, err error, sent clock.Instant) (next *wai
 	}
 	w := r.n.front
 	w.tries++
-	r.asked = sent
 	var l *Lease
 	granted := err == nil
 	if granted {
