@@ -31,7 +31,7 @@ type Node interface {
 	// Subscribe delivers the messages of a channel until ctx is done, reconnecting by
 	// itself, and calls up after each confirmed (re)subscription. deliver and up must not
 	// block. It returns when ctx is done, or with an error where the server does not have
-	// or does not allow it.
+	// or does not allow it. Its calls should share one connection: see [Subscriptions].
 	Subscribe(ctx context.Context, channel string, deliver func(payload string), up func()) error
 }
 
