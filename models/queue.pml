@@ -9,22 +9,27 @@
  *
  * Abstracted: stamps and tokens (tokens.pml has queue and reservations too) and validity (timed.pml);
  * a tombstone is a flag. A timer is a claim that may ask again at any time. A holder's vote does
- * not end by itself; that of the dead does. One node: a claim that loses a split
- * vote, and its place under the next owner, are in tokens.pml (NEXT) as far as safety goes.
+ * not end by itself; that of the dead does. One node: that a claim has lost a split vote is its own
+ * choice here (LOSERS); the owner under which it goes on is not told apart from the one before, so their
+ * messages do not overtake each other (tokens.pml, NEXT, has that).
  *
  * Checked:  G3     one claim holds at a time
  *           STALL  without a fault nobody depends on a timer: where nothing is on its way and
  *                  nobody holds, nobody waits
  *           HANG   with faults, where nothing is on its way and nobody holds, somebody who waits
  *                  has a timer
+ *           PLACE  (without LOSS) where nothing is on its way, who waits has a place or the vote
  *
  * Three claims, in the order of their births.
  * -DDEATHS= processes that may die   -DLOSS  wake-ups get lost, reservations end before they are followed
+ * -DLOSERS  a claim whose vote was accepted may have lost all the same, once: it gives the vote back by
+ *           RELEASE with next, which wakes nobody (the winner's will, at other nodes), and waits
  *
- * Mutants (the first three: mistakes of protocol.md, section 9, or near to them):
+ * Mutants (NOTHELD, ANSWER and NOPLACE are mistakes of protocol.md, section 9):
  *   MUT_NOTHELD    a claim that withdraws says held = false, so its reservation is handed to nobody
  *   MUT_HELDKNOWN  held only where the claim was told that it is parked: its answer may be on its way
  *   MUT_ANSWER     a wake-up for a claim that does not wait is answered by RELEASE
+ *   MUT_NOPLACE    (LOSERS) the RELEASE of a loser parks it nowhere
  *   MUT_FORGET     a wake-up that comes before the answer BUSY is ignored
  *   MUT_NOCOUNT    the node does not look at PUBLISH's count: it reserves for the dead
  *   MUT_ONETIMER   a claim has a timer after its first answer only
@@ -35,7 +40,7 @@
 #endif
 
 /* Always false: they name, in the message of a violation, what was violated. */
-bool G3, STALL, HANG;
+bool G3, STALL, HANG, PLACE;
 #define CHECK(name, holds) assert(name || (holds))
 
 #define OUT 0           /* not begun */
@@ -58,11 +63,13 @@ byte state[K];
 bool voting[K];         /* on its way: a VOTE */
 byte answer[K];         /*             its answer */
 bool releasing[K];      /*             a RELEASE, */
-bool held[K];           /*             and what it says */
+bool held[K];           /*             and what it says, */
+bool next[K];           /*             and whether the claim goes on */
 bool waking[K];         /*             a wake-up */
 bool woken[K];          /* a wake-up came before the answer */
 bool parked[K];         /* the claim was told that it is parked */
 bool timer[K];
+bool lost[K];
 bool fault;             /* something happened that only a timer mends */
 byte deaths;
 
@@ -96,7 +103,13 @@ inline executeVOTE(c) {
 }
 
 inline executeRELEASE(c) {
-    releasing[c] = false; released[c] = true; queue[c] = false;
+    releasing[c] = false; released[c] = !next[c];
+#ifdef MUT_NOPLACE
+    queue[c] = false;
+#else
+    queue[c] = next[c];
+#endif
+    next[c] = false;
     printf("@ the node executes RELEASE of claim %d, held=%d\n", c, held[c]);
     if
     :: vote == c ->
@@ -127,7 +140,7 @@ active [K] proctype Claim() {
 end:
     do
     /* the node */
-    :: d_step { voting[me] -> executeVOTE(me) }
+    :: d_step { voting[me] && !next[me] -> executeVOTE(me) }
     :: d_step { releasing[me] -> executeRELEASE(me) }
     :: d_step { vote == me && state[me] == DEAD -> vote = NONE; reserved = false }
 
@@ -146,6 +159,13 @@ end:
             printf("@ claim %d holds\n", me); state[me] = HOLDS; woken[me] = false
         :: else
         fi }
+#ifdef LOSERS
+    :: d_step { answer[me] == OK && state[me] == ASKING && !lost[me] ->
+        answer[me] = 0; lost[me] = true; fault = true;
+        printf("@ claim %d has lost\n", me);
+        state[me] = PARKED; parked[me] = true; timer[me] = true; woken[me] = false;
+        next[me] = true; sendRELEASE(me, false) }
+#endif
     :: d_step { answer[me] == BUSY ->
         answer[me] = 0;
         if
@@ -174,7 +194,7 @@ end:
         :: else
         fi }
     :: d_step { state[me] == HOLDS -> state[me] = GONE; sendRELEASE(me, true) }
-    :: d_step { state[me] == ASKING || state[me] == PARKED -> state[me] = GONE; timer[me] = false; sendRELEASE(me, WITHDRAWN(me)) }
+    :: d_step { (state[me] == ASKING || state[me] == PARKED) && !next[me] -> state[me] = GONE; timer[me] = false; sendRELEASE(me, WITHDRAWN(me)) }
 
     /* faults */
 #if DEATHS > 0
@@ -195,8 +215,10 @@ end:
 }
 
 #define ANY(f) (f(0) || f(1) || f(2))
-#define STIRS(c) (voting[c] || answer[c] != 0 || releasing[c] || waking[c] || state[c] == HOLDS)
+#define MOVES(c) (voting[c] || answer[c] != 0 || releasing[c] || waking[c])
+#define STIRS(c) (MOVES(c) || state[c] == HOLDS)
 #define WAITS(c) (state[c] == PARKED)
+#define STRAY(c) (state[c] == PARKED && !queue[c] && vote != c)
 #define TIMED(c) (state[c] == PARKED && timer[c])
 
 active proctype Watch() {
@@ -204,5 +226,8 @@ end:
     do
     :: d_step { !fault && !ANY(STIRS) && ANY(WAITS) -> CHECK(STALL, false) }
     :: d_step { fault && !ANY(STIRS) && ANY(WAITS) && !ANY(TIMED) -> CHECK(HANG, false) }
+#ifndef LOSS
+    :: d_step { !ANY(MOVES) && ANY(STRAY) -> CHECK(PLACE, false) }
+#endif
     od
 }
