@@ -120,7 +120,7 @@ func fakeStore(t *testing.T, o Options, nodes ...Node) *Store {
 
 func (f *fakeNode) Name() string { return f.name }
 
-var fakeOps = map[string]string{"-- VOTE": "vote", "-- KEEP": "keep", "-- RELEASE": "release", "-- The node's": "record", "-- The age": "promoted"}
+var fakeOps = map[string]string{"-- VOTE": "vote", "-- KEEP": "keep", "-- RELEASE": "release", "-- The node's": "record", "-- The age": "promoted", "-- Whether": "probe"}
 
 func opOf(text string) string {
 	for begin, op := range fakeOps {
@@ -263,6 +263,8 @@ func (f *fakeNode) exec(op string, keys, args []string) Reply {
 			return answer("AHEAD", did, now)
 		}
 		return Reply{Value: did}
+	case "probe":
+		return Reply{Value: "OK"}
 	case "record":
 		if f.extra["maxttl"] == "" && args[2] == "1" {
 			f.extra["maxttl"], f.extra["trust"] = args[0], args[1]

@@ -11,6 +11,7 @@ import (
 const (
 	recordKey   = "{holdfast}:node"     // hash: maxttl in ms, trust
 	promotedKey = "{holdfast}:promoted" // hash: when each replication id was first seen
+	probeKey    = "{holdfast}:probe"    // sorted set: written by a client that is about to queue, gone at once
 	checkedKey  = "{holdfast}:checked"  // replication id that was compared within the last second
 )
 

@@ -157,8 +157,8 @@ func (b *inbox) linger(ctx context.Context, gen int) {
 // listen keeps the subscription of one node. A node that refuses it is asked again, seldom.
 func (b *inbox) listen(ctx context.Context, gen int, p *peer) {
 	for ctx.Err() == nil {
-		err := errNoQueue
-		if !p.admitted.isCluster.Load() {
+		err := b.mayQueue(p)
+		if err == nil {
 			err = p.node.Subscribe(ctx, "holdfast:"+b.name,
 				func(payload string) { b.deliver(p, payload) },
 				func() { b.up(gen, p) })
@@ -175,6 +175,19 @@ func (b *inbox) listen(ctx context.Context, gen int, p *peer) {
 		case <-ctx.Done():
 		}
 	}
+}
+
+// mayQueue answers why no claim should be parked at p: a place without the right to be told, or
+// to tell, would be one to wait in for a whole ttl. What p does not answer is left open.
+func (b *inbox) mayQueue(p *peer) error {
+	if p.admitted.isCluster.Load() {
+		return errNoQueue
+	}
+	r := p.run(Call{Script: b.s.scripts.probe, Keys: []string{probeKey}, Args: []string{"holdfast:" + b.name}})[0]
+	if err := permanent(p.name, probeKey, r.Err); errors.As(err, new(refused)) {
+		return err
+	}
+	return nil
 }
 
 // errNoQueue is why a Cluster has no queues.

@@ -25,6 +25,8 @@ var (
 	keepText string
 	//go:embed release.lua
 	releaseText string
+	//go:embed probe.lua
+	probeText string
 	//go:embed record.lua
 	recordText string
 	//go:embed promoted.lua
@@ -33,7 +35,7 @@ var (
 
 // scripts are those that every server may run at any time.
 type scripts struct {
-	keep, release, record, promoted *Script
+	keep, release, record, promoted, probe *Script
 }
 
 func newScripts() scripts {
@@ -42,6 +44,7 @@ func newScripts() scripts {
 		release:  NewScript(switched("release", fill(releaseText))),
 		record:   NewScript(recordText),
 		promoted: NewScript(promotedText),
+		probe:    NewScript(probeText),
 	}
 }
 

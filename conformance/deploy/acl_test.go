@@ -86,7 +86,8 @@ func TestRights(t *testing.T) {
 
 // optional are the rules without which locks still work: waiting polls, nobody can list, the
 // others serve a state in which the server is not.
-var optional = []string{"+exists", "+hget", "+type", "+scan", "+publish", "+subscribe", "&holdfast:*"}
+var optional = []string{"+exists", "+hget", "+type", "+scan", "&holdfast:*",
+	"+zadd", "+zcard", "+zrange", "+zrank", "+zrem", "+zscore", "+zpopmin", "+publish", "+subscribe", "+unsubscribe"}
 
 // cycle acquires, extends and releases, until it is refused with the part. It reports whether
 // nothing may be left.
