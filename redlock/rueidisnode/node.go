@@ -3,10 +3,13 @@ package rueidisnode
 import (
 	"context"
 	"errors"
+	"io"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/redis/rueidis"
 
@@ -103,10 +106,24 @@ func (n *node) connect(ctx context.Context) (rueidis.Client, error) {
 // one is many for one call: rueidis spends less on it.
 func one(ctx context.Context, client rueidis.Client, c *redlock.Call) redlock.Reply {
 	r := answer(client.Do(ctx, evalsha(client, c)))
+	for i := 0; i < maxStale && !c.Once && stale(ctx, r.Err); i++ {
+		time.Sleep(time.Millisecond << i) // rueidis takes a moment to see that the connection is gone
+		r = answer(client.Do(ctx, evalsha(client, c)))
+	}
 	if unknown(c, &r) {
 		r = answer(client.Do(ctx, eval(client, c)))
 	}
 	return r
+}
+
+// maxStale is how many connections that the server has closed a call may meet.
+const maxStale = 3
+
+// stale says that the server had most likely closed the connection while it was idle. Rueidis does
+// not send scripts again by itself; sent again without harm is every call but those with Once.
+func stale(ctx context.Context, err error) bool {
+	return ctx.Err() == nil &&
+		(errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE))
 }
 
 func many(ctx context.Context, client rueidis.Client, calls []redlock.Call, replies []redlock.Reply) {
