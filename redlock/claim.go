@@ -63,6 +63,7 @@ type atNode struct {
 	until  clock.Instant // until_n: end of its promise
 	place  int64         // in its queue, from 1, as last answered; zero where there is none
 	parks  int           // requests without an answer that may have got it a place
+	stays  bool          // it may have a place that no message has taken away
 }
 
 // Claim returns a fresh claim, without I/O.
@@ -557,9 +558,10 @@ func (c *claim) book(a *attempt, p *peer, stamp int64, t0 clock.Instant, ans ans
 	defer c.mu.Unlock()
 	n := &a.nodes[p.index]
 	n.mark = max(n.mark, ans.mark)
-	n.place = ans.place
 	if parked {
 		n.parks--
+		n.place = ans.place
+		n.stays = n.stays || ans.place > 0
 	}
 	if ans.place > 0 && c.w != nil && c.w.since.IsZero() {
 		c.w.since = c.s.clock.Now()

@@ -335,7 +335,8 @@ func (c *claim) told(p *peer, m message) {
 		c.w.hint = max(c.w.hint, m.mark)
 	}
 	if c.attempt != nil && c.attempt.owner == m.owner {
-		c.attempt.nodes[p.index].place = 0 // it has been taken out of the queue there
+		n := &c.attempt.nodes[p.index]
+		n.place, n.stays = 0, false // it has been taken out of the queue there
 	}
 	c.w.since, c.w.asked = now, false
 	c.pokeLocked()
@@ -369,7 +370,8 @@ const somewhere = 1 << 40
 func (c *claim) placed(a *attempt, p *peer) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if n := &a.nodes[p.index]; n.place == 0 {
+	n := &a.nodes[p.index]
+	if n.stays = true; n.place == 0 {
 		n.place = somewhere
 	}
 	if c.w != nil && c.w.since.IsZero() {

@@ -285,7 +285,7 @@ func (w *releaseCall) write(r *releasing, p *peer) Call {
 	}
 	if (r.leave || r.handOn) && !p.admitted.isCluster.Load() {
 		keys, args = w.keys[:], w.args[:4]
-		if r.leave && (c.adopted || n.place > 0 || n.parks > 0) {
+		if r.leave && (c.adopted || n.stays || n.parks > 0) {
 			w.args[2] = "1"
 		}
 		if r.handOn {
