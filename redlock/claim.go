@@ -220,7 +220,7 @@ func (c *claim) next(d decision, r *round, l *limits) (time.Duration, bool) {
 	switch d.action {
 	case held:
 		l.place++
-		return 0, l.place <= maxPlace && r.unplaced()
+		return 0, r.unplaced() && l.place <= maxPlace
 	case again:
 		l.again++
 		return 0, l.again <= maxAgain
@@ -249,7 +249,11 @@ func (r *round) unplaced() bool {
 			refused++
 		}
 	}
-	return placed < c.s.q && refused > 0
+	unplaced := placed < c.s.q && refused > 0
+	if c.w != nil {
+		c.w.unplaced = unplaced
+	}
+	return unplaced
 }
 
 // split counts the split votes in a row, after each of which a claim that gave votes back backs
@@ -483,8 +487,7 @@ func (c *claim) begin(r *round, usable []*peer, now clock.Instant) error {
 	r.a = c.currentLocked(wall)
 	r.stamp = max(wall, c.seen+1, r.a.stamp+1)
 	if c.w != nil {
-		r.stamp = max(r.stamp, c.w.hint+1)
-		c.beginParked(r, usable)
+		r.stamp = max(r.stamp, c.beginParked(r, usable, wall))
 	}
 	r.a.stamp = r.stamp
 	for _, p := range usable {
@@ -496,10 +499,16 @@ func (c *claim) begin(r *round, usable []*peer, now clock.Instant) error {
 	return nil
 }
 
-// beginParked asks for a place at the nodes that are listened to. Whatever has woken the claim is
-// answered by this round. c.mu is held.
-func (c *claim) beginParked(r *round, usable []*peer) {
+// beginParked asks for a place at the nodes that are listened to, and returns the least stamp for
+// that. It must be above the marks when it arrives: those of nearer clients go on meanwhile.
+// Whatever has woken the claim is answered by this round. c.mu is held.
+func (c *claim) beginParked(r *round, usable []*peer, wall int64) (stamp int64) {
 	w := c.w
+	lead := min(c.s.roundTrip(), aheadLimit/4).Microseconds()
+	stamp = max(wall+lead, w.hint+1)
+	if w.unplaced {
+		stamp = max(stamp, c.seen+1+2*lead)
+	}
 	w.hint, w.ask, w.next = 0, false, clock.Instant{}
 	select {
 	case <-w.woken:
@@ -512,6 +521,7 @@ func (c *claim) beginParked(r *round, usable []*peer) {
 			c.s.inbox.knows(c, r.a.owner)
 		}
 	}
+	return stamp
 }
 
 // deliver books a node's answer, in its round or late. A late vote for a claim that waits must be

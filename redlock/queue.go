@@ -19,7 +19,7 @@ import (
 
 const (
 	// lingering is for how long a store stays subscribed after the last claim left.
-	lingering = 10 * time.Second
+	lingering = 3 * time.Second
 	// unheardOf is how long a node has to confirm a subscription, until it is said that there is none.
 	unheardOf = 2 * time.Second
 	// askAgain is for how long a node that refuses subscriptions is not asked.
@@ -61,15 +61,16 @@ type subscription struct {
 // waiting is what a claim knows of its place in the nodes' queues. It is guarded by the claim's
 // mutex, but for woken.
 type waiting struct {
-	woken  chan struct{} // has room for one: look again; nil when the claim has left the inbox
-	ask    bool          // a reason to ask at once has come since the last round began
-	parked bool          // a node may have a place for it, or may have had
-	owners []string      // that the inbox knows
-	hint   int64         // highest mark that a wake-up told
-	since  clock.Instant // when the place was taken, or a wake-up last came
-	asked  bool          // it has asked for its rank since
-	next   clock.Instant // when the reservation of the one before it ends
-	splits int           // rounds in a row after which votes had to be given back
+	woken    chan struct{} // has room for one: look again; nil when the claim has left the inbox
+	ask      bool          // a reason to ask at once has come since the last round began
+	parked   bool          // a node may have a place for it, or may have had
+	owners   []string      // that the inbox knows
+	hint     int64         // highest mark that a wake-up told
+	since    clock.Instant // when the place was taken, or a wake-up last came
+	asked    bool          // it has asked for its rank since
+	next     clock.Instant // when the reservation of the one before it ends
+	unplaced bool          // the last round's stamp was too low for a place
+	splits   int           // rounds in a row after which votes had to be given back
 }
 
 // enter makes a claim one that waits. The caller holds c.mu.
@@ -464,7 +465,8 @@ func (c *claim) restLocked(held *store.HeldError, asked clock.Instant, slow floa
 			at(asked.Add(polling))
 		}
 	case place <= nearRank && held.Holder.TTL > 0:
-		at(asked.Add(held.Holder.TTL + time.Millisecond + time.Duration(place-1)*rankStep))
+		left := min(held.Holder.TTL, c.s.opts.MaxTTL) // somebody may have put the end off
+		at(asked.Add(left + time.Millisecond + time.Duration(place-1)*rankStep))
 		fallthrough
 	case !w.asked:
 		if !w.asked {

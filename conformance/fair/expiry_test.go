@@ -42,6 +42,12 @@ func TestEndWithoutRelease(t *testing.T) {
 			time.Sleep(2 * shortTTL) // the waiters have asked meanwhile
 			all(t, servers, "DEL", "k")
 		},
+		"killed, with a ttl of years, deleted": func(t *testing.T, servers []*servertest.RedisServer, holder *kit.Process) {
+			holder.Kill()
+			all(t, servers, "PEXPIRE", "k", strconv.Itoa(10*365*24*3600*1000))
+			time.Sleep(2 * shortTTL)
+			all(t, servers, "DEL", "k")
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			each(t, func(t *testing.T, c rig.Client, n int) {
@@ -150,7 +156,7 @@ func TestWaitForTimesThatCannotBe(t *testing.T) {
 	kit.Acquire(t, kit.Locker(t, rig.Store(t, shortTTLs, nodes...), holdfast.Options{TTL: shortTTL}), "k")
 	for _, wait := range []bool{false, true} {
 		for _, holder := range []store.Holder{
-			{TTL: -2 * time.Millisecond}, {TTL: -1}, {}, {TTL: 1}, {TTL: time.Millisecond}, {NoTTL: true},
+			{TTL: -2 * time.Millisecond}, {TTL: -1}, {}, {TTL: 1}, {TTL: time.Millisecond}, {TTL: 1<<63 - 1}, {NoTTL: true},
 			{NoTTL: true, TTL: -time.Hour}, {Foreign: true, TTL: -1}, {Foreign: true, TTL: 1<<63 - 1}, {Foreign: true, NoTTL: true},
 		} {
 			t.Run("", func(t *testing.T) {

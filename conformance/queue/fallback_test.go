@@ -263,7 +263,7 @@ func TestCancelledWaiterLeavesNothing(t *testing.T) {
 	})
 }
 
-// A queue lives for an hour after it was last used, and a store's subscription ends 10 s after its
+// A queue lives for an hour after it was last used, and a store's subscription ends 3 s after its
 // last waiter has left.
 func TestQueuesAndSubscriptionsEnd(t *testing.T) {
 	t.Parallel()
