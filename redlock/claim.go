@@ -509,7 +509,7 @@ func (c *claim) beginParked(r *round, usable []*peer, wall int64) (stamp int64) 
 	if w.unplaced {
 		stamp = max(stamp, c.seen+1+2*lead)
 	}
-	w.hint, w.ask, w.next = 0, false, clock.Instant{}
+	w.hint, w.ask, w.stray, w.next = 0, false, false, clock.Instant{}
 	select {
 	case <-w.woken:
 	default:
@@ -524,8 +524,7 @@ func (c *claim) beginParked(r *round, usable []*peer, wall int64) (stamp int64) 
 	return stamp
 }
 
-// deliver books a node's answer, in its round or late. A late vote for a claim that waits must be
-// given back, or used: it asks again.
+// deliver books a node's answer, in its round or late.
 func (r *round) deliver(p *peer, a answer, err error) {
 	r.c.book(r.a, p, r.stamp, r.t0, a, r.parks[p.index])
 	if late := r.take(p, a, err); late && (a.kind == ok || a.kind == kept) {
@@ -587,12 +586,13 @@ func (c *claim) book(a *attempt, p *peer, stamp int64, t0 clock.Instant, ans ans
 	}
 }
 
-// stray has a claim that waits ask again, where a node has given it a vote after its round.
+// stray has a claim that waits give back a vote that came after its round.
 func (c *claim) stray(a *attempt) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.w != nil && c.attempt == a && !c.held {
-		c.pokeLocked()
+		c.w.stray = true
+		c.signalLocked()
 	}
 }
 

@@ -63,6 +63,7 @@ type subscription struct {
 type waiting struct {
 	woken    chan struct{} // has room for one: look again; nil when the claim has left the inbox
 	ask      bool          // a reason to ask at once has come since the last round began
+	stray    bool          // a vote came after its round: to be given back, unless another round uses it
 	parked   bool          // a node may have a place for it, or may have had
 	owners   []string      // that the inbox knows
 	hint     int64         // highest mark that a wake-up told
@@ -423,6 +424,7 @@ func (c *claim) Wait(ctx context.Context, held *store.HeldError) error {
 	polling := c.pollPause(held)
 	c.mu.Unlock()
 	for {
+		c.giveStrayBack(ctx)
 		c.mu.Lock()
 		ask := w.ask
 		rest := polling
@@ -444,6 +446,20 @@ func (c *claim) Wait(ctx context.Context, held *store.HeldError) error {
 			return ctx.Err()
 		}
 	}
+}
+
+// giveStrayBack ends an attempt that was given a vote after its round, and goes on under another
+// owner. Its place in the queues is the same.
+func (c *claim) giveStrayBack(ctx context.Context) {
+	c.mu.Lock()
+	if !c.w.stray || c.w.ask || c.attempt == nil || c.held || c.ended {
+		c.mu.Unlock()
+		return
+	}
+	c.w.stray = false
+	rel := c.moveLocked(ctx)
+	c.mu.Unlock()
+	rel.send(true)
 }
 
 // restLocked is for how long to go on waiting, if nothing happens. asked is when the nodes

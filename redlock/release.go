@@ -167,7 +167,7 @@ func (c *claim) abandon(ctx context.Context, r *round, goOn bool) (moved bool) {
 	}
 	var rel *releasing
 	if moved = goOn && c.w != nil && !c.ended; moved {
-		rel = c.moveLocked(ctx, r)
+		rel = c.moveLocked(ctx)
 	} else {
 		rel = c.releaseLocked(ctx)
 	}
@@ -203,12 +203,12 @@ func (r *round) clean(waits bool) bool {
 
 // moveLocked ends the attempt and goes on under a new owner, which the same RELEASE parks. Its
 // stamp is the first of the new attempt, and sent from this moment on. c.mu is held.
-func (c *claim) moveLocked(ctx context.Context, r *round) *releasing {
+func (c *claim) moveLocked(ctx context.Context) *releasing {
 	wall := c.s.wall()
 	stamp := max(wall, c.attempt.stamp+1)
-	for _, a := range r.answers {
-		if a.mark <= wall+aheadLimit.Microseconds() {
-			stamp = max(stamp, a.mark+1)
+	for _, n := range c.attempt.nodes {
+		if n.mark <= wall+aheadLimit.Microseconds() {
+			stamp = max(stamp, n.mark+1)
 		}
 	}
 	rel := c.releaseLocked(ctx)
