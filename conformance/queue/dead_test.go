@@ -16,9 +16,9 @@ import (
 
 // Half of the waiters are killed. A release skips them: the first live one has the key at once.
 func TestDeadWaitersAreSkipped(t *testing.T) {
-	t.Parallel()
+	alone(t)
 	kit.Each(t, []int{1, 5}, func(t *testing.T, c kit.Client, n int) {
-		t.Parallel()
+		alone(t)
 		b := newBed(t, c, n)
 		lease := kit.Acquire(t, b.locker(holdfast.Options{}), "k")
 		all := kit.Count(6, 20)
@@ -42,12 +42,12 @@ func TestDeadWaitersAreSkipped(t *testing.T) {
 // the second one then has the key, whether it has waited for so long that it was told that it is
 // next or has just come.
 func TestStoppedWaiterLosesItsTurn(t *testing.T) {
-	t.Parallel()
+	alone(t)
 	servertest.CanPause(t)
 	kit.Each(t, []int{1, 5}, func(t *testing.T, c kit.Client, n int) {
 		for _, waited := range []time.Duration{0, asks} {
 			t.Run("waited "+waited.String(), func(t *testing.T) {
-				t.Parallel()
+				alone(t)
 				b := newBed(t, c, n)
 				holder, other := b.locker(holdfast.Options{}), b.locker(holdfast.Options{Label: "second"})
 				lease := kit.Acquire(t, holder, "k")
@@ -82,10 +82,10 @@ func TestStoppedWaiterLosesItsTurn(t *testing.T) {
 
 // The same in a queue that moves fast: what the others know of their rank is long out of date.
 func TestStoppedWaiterInAFastQueue(t *testing.T) {
-	t.Parallel()
+	alone(t)
 	servertest.CanPause(t)
 	kit.Each(t, []int{1, 5}, func(t *testing.T, c kit.Client, n int) {
-		t.Parallel()
+		alone(t)
 		b := newBed(t, c, n)
 		var lockers []*holdfast.Locker
 		for range 6 {
@@ -95,12 +95,13 @@ func TestStoppedWaiterInAFastQueue(t *testing.T) {
 		r := newRelay(t, len(lockers))
 		stop := r.start(lockers, "k", 0)
 		stopped.Expect(t, "looping", time.Minute)
+		r.reach(kit.Count(200, 5000)/n, ttl)
 		hits := 0
-		for try := 0; hits < kit.Count(1, 20); try++ {
-			if try > 20*kit.Count(1, 20) {
+		for try := 0; hits < kit.Count(1, 5); try++ {
+			if try > 20*kit.Count(1, 5) {
 				t.Fatalf("stopped in its turn, or not at all: %d of %d tries were of use", hits, try)
 			}
-			r.reach(r.total()+kit.Count(200, 5000)/n, ttl)
+			r.reach(r.total()+200/n, ttl)
 			r.gap()
 			stopped.Stop()
 			time.Sleep(20 * time.Millisecond) // what it has sent arrives
@@ -130,11 +131,11 @@ func TestStoppedWaiterInAFastQueue(t *testing.T) {
 // A host dies, with the holder and the first three waiters. The next one has the key within
 // 2.25 ttl.
 func TestHostDies(t *testing.T) {
-	t.Parallel()
+	alone(t)
 	kit.Each(t, []int{1, 5}, func(t *testing.T, c kit.Client, n int) {
 		for round := range kit.Count(1, 5) {
 			t.Run(strconv.Itoa(round), func(t *testing.T) {
-				t.Parallel()
+				alone(t)
 				const ttl = 4 * time.Second
 				b := newBed(t, c, n)
 				holder := waiter{kit.Child(t, "wait", append([]string{"k", ttl.String(), "holder", c.Name}, kit.Addrs(b.servers)...)...), "holder"}
@@ -180,9 +181,9 @@ func first(t testing.TB, limit time.Duration, waiters ...waiter) time.Time {
 // A holder dies, beside many other keys with a ttl, which keep Redis from noticing that the key
 // has ended. The first waiter has it at the end of the ttl.
 func TestHolderDiesBesideManyKeys(t *testing.T) {
-	t.Parallel()
+	alone(t)
 	kit.Each(t, []int{1, 3}, func(t *testing.T, c kit.Client, n int) {
-		t.Parallel()
+		alone(t)
 		const ttl = 3 * time.Second
 		b := newBed(t, c, n)
 		for _, s := range b.servers {

@@ -329,6 +329,13 @@ func within(t testing.TB, what string, d, promised, generous time.Duration) {
 	}
 }
 
+// alone runs the test beside others only where its figures do not count.
+func alone(t *testing.T) {
+	if !kit.Soak() {
+		t.Parallel()
+	}
+}
+
 // jain is Jain's index of fairness: 1 where all have the same.
 func jain(counts []int) float64 {
 	var sum, squares float64

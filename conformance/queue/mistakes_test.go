@@ -338,9 +338,9 @@ func TestTurnsAreFair(t *testing.T) {
 // A wake-up is lost in a queue that moves fast, whose waiters know their rank of long ago: nobody
 // waits for a timer by that.
 func TestLostWakeUpInAFastQueue(t *testing.T) {
-	t.Parallel()
+	alone(t)
 	kit.Each(t, []int{1, 5}, func(t *testing.T, c kit.Client, n int) {
-		t.Parallel()
+		alone(t)
 		b := newBed(t, c, n)
 		proxies := kit.Proxies(t, b.servers)
 		var lockers []*holdfast.Locker
@@ -350,13 +350,13 @@ func TestLostWakeUpInAFastQueue(t *testing.T) {
 		r := newRelay(t, len(lockers))
 		stop := r.start(lockers, "k", 0)
 		r.reach(kit.Count(200, 2000)/n, ttl*3/4)
-		for run := range kit.Count(2, 50) {
+		for run := range kit.Count(2, 20) {
 			r.gap()
 			var lost []*servertest.Swallowed
 			for _, p := range proxies {
 				lost = append(lost, p.Swallow(servertest.Only(1, servertest.Containing("w1 wake "))))
 			}
-			r.reach(r.total()+kit.Count(100, 1000)/n, ttl*3/4)
+			r.reach(r.total()+kit.Count(100, 500)/n, ttl*3/4)
 			hits := 0
 			for _, s := range lost {
 				hits += s.Count()

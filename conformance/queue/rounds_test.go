@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/conformance/internal/kit"
 	"github.com/holdfast-go/holdfast/conformance/internal/rig"
+	"github.com/holdfast-go/holdfast/redlock"
 	"github.com/holdfast-go/holdfast/servertest"
 )
 
@@ -29,6 +31,7 @@ func TestFaultRounds(t *testing.T) {
 				break
 			}
 		}
+		t.Logf("in %d rounds the queues had not the order of arrival", r.unlike)
 		for name, hits := range r.hits {
 			t.Logf("%s: %d rounds; longest wait %v", name, hits, r.worst[name].Round(time.Millisecond))
 		}
@@ -49,6 +52,7 @@ type rounds struct {
 	rng     *rand.Rand
 	deck    []trouble
 	hits    map[string]int
+	unlike  int // rounds in which they did not stand in the queues in the order in which they came
 	worst   map[string]time.Duration
 }
 
@@ -81,13 +85,13 @@ func killedSubscriptions(r *rounds, i int) (func() bool, func()) {
 
 func restarted(r *rounds, i int) (func() bool, func()) {
 	id := r.servers[i].Info("server", "run_id")
-	r.servers[i].Restart(kit.Old())
+	r.servers[i].Restart()
 	return func() bool { return r.servers[i].Info("server", "run_id") != id }, func() {}
 }
 
 func dead(r *rounds, i int) (func() bool, func()) {
 	r.servers[i].Kill()
-	return sure, func() { r.servers[i].Restart(kit.Old()) }
+	return sure, func() { r.servers[i].Restart() }
 }
 
 func frozen(r *rounds, i int) (func() bool, func()) {
@@ -101,8 +105,9 @@ func newRounds(t *testing.T, c kit.Client, n int) *rounds {
 	r := &rounds{bed: newBed(t, c, n, servertest.AppendOnly("always")), relay: newRelay(t, rivals),
 		rng: rand.New(rand.NewPCG(seed, 0)), hits: map[string]int{}, worst: map[string]time.Duration{}}
 	r.proxies = kit.Proxies(t, r.servers)
-	for range rivals {
-		r.lockers = append(r.lockers, r.locker(holdfast.Options{TTL: roundTTL}, r.proxies...))
+	for who := range rivals {
+		store := kit.Store(t, c, redlock.Options{NodeTimeout: nodeTimeout, TrustRestarts: true}, kit.Addrs(r.proxies))
+		r.lockers = append(r.lockers, kit.Locker(t, store, holdfast.Options{TTL: roundTTL, Label: strconv.Itoa(who)}))
 	}
 	return r
 }
@@ -142,6 +147,7 @@ func (r *rounds) round(number int) {
 		r.parked("k", who)
 	}
 	r.listened(rivals - 1) // none is still cut off by the round before
+	order := r.order()
 	f, i := r.next(), r.rng.IntN(len(r.servers))
 	hit, mend := f.do(r, i)
 	released := time.Now()
@@ -157,18 +163,40 @@ func (r *rounds) round(number int) {
 			r.t.Fatalf("round %d, %s at node %d: a waiter is lost: nothing for %v", number, f.name, i, time.Since(released))
 		}
 	}
-	if !hit() {
-		r.t.Errorf("round %d, %s at node %d: nothing was broken", number, f.name, i)
-	}
+	servertest.Eventually(r.t, patience, func() error { // a node beyond the quorum may be late
+		if !hit() {
+			return fmt.Errorf("round %d, %s at node %d: nothing was broken", number, f.name, i)
+		}
+		return nil
+	})
 	mend()
 	r.hits[f.name]++
 	r.worst[f.name] = max(r.worst[f.name], worst)
 	if worst > r.limit() {
 		r.t.Errorf("round %d, %s at node %d: a waiter waits for %v after the release, more than %v", number, f.name, i, worst, r.limit())
 	}
-	if got := r.relay.order[before:]; f.name == "nothing" && !slices.Equal(got, []int{1, 2, 3}) {
-		r.t.Errorf("round %d, nothing broken: waiters 1, 2, 3 are granted the key in the order %v", number, got)
+	if !slices.Equal(order, []int{1, 2, 3}) {
+		r.unlike++ // they came within the precision of their clocks, after slow answers
 	}
+	if got := r.relay.order[before:]; f.name == "nothing" && order != nil && !slices.Equal(got, order) {
+		r.t.Errorf("round %d, nothing broken: waiters are granted the key in the order %v, and stood in the queues as %v", number, got, order)
+	}
+}
+
+// order is how the waiters stand in the queues, or nil where the nodes differ.
+func (r *rounds) order() (order []int) {
+	for i, s := range r.servers {
+		var at []int
+		for _, owner := range r.places(s, "k") {
+			who, _ := strconv.Atoi(labelOf(owner))
+			at = append(at, who)
+		}
+		if i > 0 && !slices.Equal(at, order) {
+			return nil
+		}
+		order = at
+	}
+	return order
 }
 
 // wait is one waiter's turn, which is short. It answers when it began.
@@ -191,8 +219,9 @@ func (r *rounds) wait(who int, result chan<- time.Time) {
 }
 
 // everywhere waits until every locker reaches every server, so that nothing of the round before
-// is still broken.
+// is left or still broken.
 func (r *rounds) everywhere() {
+	kit.NoKeys(r.t, patience, r.servers)
 	for i, locks := range r.lockers {
 		key := fmt.Sprintf("warm%d", i)
 		servertest.Eventually(r.t, patience, func() error {
