@@ -243,7 +243,7 @@ func (r *round) unplaced() bool {
 	placed, refused := 0, 0
 	for i, n := range r.a.nodes {
 		switch {
-		case n.place > 0:
+		case n.place > 0, r.parks[i] && r.errs[i] == errPending: // most likely
 			placed++
 		case r.parks[i] && r.answers[i].kind == busy:
 			refused++
@@ -505,9 +505,13 @@ func (c *claim) begin(r *round, usable []*peer, now clock.Instant) error {
 func (c *claim) beginParked(r *round, usable []*peer, wall int64) (stamp int64) {
 	w := c.w
 	lead := min(c.s.roundTrip(), aheadLimit/4).Microseconds()
-	stamp = max(wall+lead, w.hint+1)
-	if w.unplaced {
-		stamp = max(stamp, c.seen+1+2*lead)
+	switch {
+	case w.hint > 0: // the vote is kept for it
+		stamp = w.hint + 1
+	case w.unplaced:
+		stamp = max(wall+2*lead, c.seen+1+2*lead)
+	default:
+		stamp = wall + lead
 	}
 	w.hint, w.ask, w.stray, w.next = 0, false, false, clock.Instant{}
 	select {
