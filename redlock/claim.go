@@ -491,7 +491,7 @@ func (c *claim) begin(r *round, usable []*peer, now clock.Instant) error {
 	}
 	r.a.stamp = r.stamp
 	for _, p := range usable {
-		r.a.nodes[p.index].sent = r.stamp
+		r.a.nodes[p.index].sent = r.stamp // rule M
 	}
 	if r.t0 = now; now.IsZero() {
 		r.t0 = c.s.clock.Now()
@@ -671,7 +671,7 @@ func (r *round) decide(earlier *[]answer) decision {
 		}
 	}
 	r.mu.Unlock()
-	answers := r.answers
+	answers := r.answers // rule I: of one stamp
 	if off(ruleI) {
 		answers = accumulate(earlier, answers)
 	}
@@ -722,7 +722,7 @@ func (c *claim) grant(r *round, start clock.Instant) (store.Grant, bool, error) 
 	if c.ended {
 		return store.Grant{}, false, store.ErrReleased // Release has sent the stamp's RELEASE
 	}
-	until := t0.Add(c.ttl - drift(c.ttl))
+	until := t0.Add(c.ttl - drift(c.ttl)) // rules B, C
 	if c.s.clock.Until(until) <= c.ttl/10 {
 		return store.Grant{}, false, nil
 	}

@@ -215,7 +215,7 @@ func (c *claim) moveLocked(ctx context.Context) *releasing {
 	next := c.newAttempt(newOwner(c.birth, c.s.inbox.name, c.label).text)
 	next.stamp = stamp
 	for i := range next.nodes {
-		next.nodes[i].sent, next.nodes[i].parks = stamp, 1
+		next.nodes[i].sent, next.nodes[i].parks = stamp, 1 // rule M
 		rel.nodes[i].asked = true
 	}
 	c.s.inbox.knows(c, next.owner)

@@ -9,7 +9,7 @@ local pcall, vote, mark, queue, owner = redis.pcall, KEYS[1], KEYS[2], KEYS[3], 
 local stamp, leave, reserve, next = ARGV[2], ARGV[3] == '1', ARGV[4] or '0', ARGV[5]
 local cur = pcall('GET', vote)
 if type(cur) == 'table' and not string.find(cur.err, 'WRONGTYPE', 1, true) then return cur end
-local freed = cur == ARGV[1] -- the key may also hold another kind of value by now
+local freed = cur == ARGV[1] -- rule D; the key may also hold another kind of value by now
 if freed and stamp == '0' and not leave and not next and (reserve == '0' or pcall('EXISTS', queue) == 0) then
   return redis.call('DEL', vote)
 end
@@ -52,7 +52,7 @@ local function handOver()
   end
   if not w then return false end
   local s = f() + 1 -- an acceptance like any other, in the waiter's name
-  if s > now + @AHEAD@ or not write(string.format('%.0f', s)) then return false end
+  if s > now + @AHEAD@ or not write(string.format('%.0f', s)) then return false end -- rule H
   local r = pcall('SET', vote, w, 'PX', reserve)
   return not r.err
 end
@@ -68,8 +68,8 @@ end
 local S, early = tonumber(stamp), false
 if S > 0 then
   clock()
-  early = S > now + @AHEAD@ -- no tombstone yet
-  if not early and S > f() then write(stamp) end -- tombstone: every late VOTE of this owner is LOW
+  early = S > now + @AHEAD@ -- rule Q: no tombstone yet
+  if not early and S > f() then write(stamp) end -- rule M, a tombstone: every late VOTE of this owner is LOW
 end
 local answer = freed and 1 or 0
 if next then

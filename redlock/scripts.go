@@ -12,7 +12,7 @@ import (
 const (
 	aheadLimit = 5 * time.Second   // AHEAD: how far a stamp may be ahead of a node's clock
 	markMargin = 5 * time.Second   // MARGIN: how far behind it is refused
-	markLife   = 120 * time.Second // E: life of a mark
+	markLife   = 120 * time.Second // E: life of a mark (rule S)
 	queueLife  = time.Hour         // of a queue, after its last entry
 )
 

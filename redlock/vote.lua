@@ -14,7 +14,7 @@ if ttl > @MAXTTL@ then return redis.error_reply('MAXTTL ttl is longer than @MAXT
 local t = call('TIME')
 local now = t[1] * 1000000 + t[2]
 local cur, F = m[1], (m[2] or 0) + 0
-local f = now - @MARGIN@
+local f = now - @MARGIN@ -- rule R
 if F > f then f = F end
 if cur and cur ~= owner then
   local rank, queue = -1, KEYS[3]
@@ -31,13 +31,13 @@ if cur and cur ~= owner then
   end
   return {'BUSY', f, now, string.sub(cur, 1, 256), call('PTTL', vote), rank} -- owners are shorter; data may be long
 end
-if cur and call('PTTL', vote) < ttl then
+if cur and call('PTTL', vote) < ttl then -- rule G
   call('PEXPIRE', vote, px) -- never shortens; before the mark, so that OOM cannot stop it
 end
 local why
-if S > now + @AHEAD@ then
+if S > now + @AHEAD@ then -- rule Q
   why = 'AHEAD'
-elseif S > f then
+elseif S > f then -- rule J
   if not cur and not call('SET', vote, owner, 'PX', px, 'NX') then
     return redis.error_reply('WRONGTYPE the key holds another kind of value') -- MGET hides it
   end
@@ -45,7 +45,7 @@ elseif S > f then
   return now -- OK
 elseif cur and S == F then
   return now -- OK: a retransmission, or a reservation of just this stamp
-else
+else -- rule K: no vote
   why = 'LOW'
 end
 if cur then why = 'KEPT' end
