@@ -249,6 +249,7 @@ func BenchmarkQueue(b *testing.B) {
 		}
 		for _, l := range libraries {
 			b.Run(string(l), func(b *testing.B) {
+				settle()
 				once(b, func() { patient(b, "Queue/Waiters1000/"+string(l), l, one[0], 1000, window) })
 			})
 		}
@@ -386,6 +387,17 @@ func patient(b testing.TB, line string, l library, server *servertest.RedisServe
 	wg.Wait()
 	if err := lease.Release(background); err != nil {
 		b.Errorf("%s: the holder: %v", line, err)
+	}
+}
+
+// settle waits until what earlier lines have left behind, such as subscriptions, has ended: no
+// goroutine ends or begins for a while.
+func settle() {
+	last, since := runtime.NumGoroutine(), time.Now()
+	for began := time.Now(); time.Since(since) < 4*time.Second && time.Since(began) < 30*time.Second; time.Sleep(50 * time.Millisecond) {
+		if n := runtime.NumGoroutine(); n != last {
+			last, since = n, time.Now()
+		}
 	}
 }
 
