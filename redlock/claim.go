@@ -256,8 +256,8 @@ func (r *round) unplaced() bool {
 	return unplaced
 }
 
-// split counts the split votes in a row, after each of which a claim that gave votes back backs
-// off. One that has to wait for a holder waits for a hand-over.
+// split counts the split votes in a row, from the first in which the claim gave votes back: it
+// backs off. One that has to wait for a holder waits for a hand-over.
 func (c *claim) split(d decision, gaveBack bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -265,7 +265,7 @@ func (c *claim) split(d decision, gaveBack bool) {
 	case c.w == nil:
 	case d.action == held:
 		c.w.splits = 0
-	case gaveBack:
+	case gaveBack, c.w.splits > 0:
 		c.w.splits++
 	}
 }
@@ -798,7 +798,7 @@ func (c *claim) heldBy(w string, r *round) *store.HeldError {
 		}
 	}
 	if n := min(c.s.q, len(left)); n > 0 {
-		h.TTL = time.Duration(nthSmallest(n, left)) * time.Millisecond
+		h.TTL = max(time.Duration(nthSmallest(n, left))*time.Millisecond, time.Millisecond) // zero is unknown
 	}
 	h.NoTTL = h.NoTTL && len(left) == 0
 	e := &store.HeldError{Holder: h}

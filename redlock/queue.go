@@ -117,6 +117,7 @@ func (b *inbox) leave(c *claim) {
 	for _, owner := range c.w.owners {
 		delete(b.claims, owner)
 	}
+	c.signalLocked()
 	c.w.woken, c.w.owners = nil, nil
 	if b.waiting--; b.waiting == 0 {
 		b.left = b.s.age()
@@ -426,6 +427,10 @@ func (c *claim) Wait(ctx context.Context, held *store.HeldError) error {
 	for {
 		c.giveStrayBack(ctx)
 		c.mu.Lock()
+		if w.woken == nil { // Release was called
+			c.mu.Unlock()
+			return store.ErrReleased
+		}
 		ask := w.ask
 		rest := polling
 		if !poll {
@@ -475,21 +480,19 @@ func (c *claim) restLocked(held *store.HeldError, asked clock.Instant, slow floa
 	if w.splits > 0 {
 		at(asked.Add(time.Duration(float64(max(16*c.s.roundTrip(), minSplit)<<min(w.splits-1, 8)) * (slow*2 - 1))))
 	}
+	near := (place <= nearRank || place == somewhere) && held.Holder.TTL > 0
 	switch {
+	case place == 0 && due.IsZero():
+		at(asked.Add(polling))
 	case place == 0:
-		if due.IsZero() {
-			at(asked.Add(polling))
-		}
-	case place <= nearRank && held.Holder.TTL > 0:
+	case near:
 		left := min(held.Holder.TTL, c.s.opts.MaxTTL) // somebody may have put the end off
-		at(asked.Add(left + time.Millisecond + time.Duration(place-1)*rankStep))
-		fallthrough
-	case !w.asked:
-		if !w.asked {
-			at(w.since.Add(firstAsk))
-		}
-	default:
+		at(asked.Add(left + time.Millisecond + time.Duration(min(place, nearRank)-1)*rankStep))
+	case w.asked:
 		at(asked.Add(time.Duration(slow * float64(max(c.ttl, time.Duration(min(place, 3600))*time.Second)))))
+	}
+	if place > 0 && !w.asked {
+		at(w.since.Add(firstAsk))
 	}
 	if !w.next.IsZero() {
 		at(w.next)

@@ -211,11 +211,13 @@ func (c *claim) moveLocked(ctx context.Context) *releasing {
 			stamp = max(stamp, n.mark+1)
 		}
 	}
+	moved := c.attempt
 	rel := c.releaseLocked(ctx)
 	next := c.newAttempt(newOwner(c.birth, c.s.inbox.name, c.label).text)
 	next.stamp = stamp
 	for i := range next.nodes {
 		next.nodes[i].sent, next.nodes[i].parks = stamp, 1 // rule M
+		next.nodes[i].place = moved.nodes[i].place         // by birth, which is the same
 		rel.nodes[i].asked = true
 	}
 	c.s.inbox.knows(c, next.owner)
