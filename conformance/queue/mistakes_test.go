@@ -143,7 +143,7 @@ func TestWithdrawalHandsOn(t *testing.T) {
 	kit.Each(t, []int{1, 5}, func(t *testing.T, c kit.Client, n int) {
 		t.Parallel()
 		b := newBed(t, c, n)
-		runs, lanes := kit.Count(8, 300), kit.Count(2, 6)
+		runs, lanes := kit.Count(8, 300), kit.Count(4, 12)
 		var hits, stalls, granted atomic.Int64
 		var wg sync.WaitGroup
 		for lane := range lanes {
@@ -205,6 +205,7 @@ func (b *bed) withdraw(t *testing.T, key string, holder, leaving, next *holdfast
 			return b.withdraw(t, key+"'", holder, leaving, next, proxies, unheard)
 		}
 	}
+	time.Sleep(asks) // so that neither asks by itself before the reservation ends
 	var releasing sync.WaitGroup
 	releasing.Go(func() { release(t, lease) })
 	defer releasing.Wait()
