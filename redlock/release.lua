@@ -5,90 +5,73 @@
 --      [, next owner of the claim, its stamp, the claim's birth in us]]
 -- Answers 1 where the vote was deleted, and 2 more where next has a place; or {'AHEAD', the same, clock}.
 -- A deletion is never refused for want of memory; whatever else fails, the vote is gone.
-local pcall, vote, mark, queue, owner = redis.pcall, KEYS[1], KEYS[2], KEYS[3], ARGV[1]
-local stamp, leave, reserve, next = ARGV[2], ARGV[3] == '1', ARGV[4] or '0', ARGV[5]
-local cur = pcall('GET', vote)
-if type(cur) == 'table' and not string.find(cur.err, 'WRONGTYPE', 1, true) then return cur end
-local freed = cur == ARGV[1] -- rule D; the key may also hold another kind of value by now
-if freed and stamp == '0' and not leave and not next and (reserve == '0' or pcall('EXISTS', queue) == 0) then
-  return redis.call('DEL', vote)
-end
-if leave then pcall('ZREM', queue, owner) end
+-- Every hand-over waits for this: few calls, and numbers are printed once.
+local call, pcall, vote, mark, queue, owner = redis.call, redis.pcall, KEYS[1], KEYS[2], KEYS[3], ARGV[1]
+local stamp, reserve, next = ARGV[2], ARGV[4] or '0', ARGV[5]
+local m = mark and pcall('MGET', vote, mark) or pcall('MGET', vote) -- nil where it is another kind of value
+if m.err then return m end
+local freed = m[1] == ARGV[1] -- rule D
+if ARGV[3] == '1' then pcall('ZREM', queue, owner) end
+local first = freed and reserve ~= '0' and pcall('ZRANGE', queue, 0, 1)
+local w = first and first[1] -- who waits; none in an error
+if freed and not w and stamp == '0' and not next then return call('DEL', vote) end
 
-local now, F, failed
-local function write(stamp) -- raises the mark, and reports whether it could
-  local r = pcall('SET', mark, stamp, 'PX', @LIFE@)
-  if type(r) == 'table' and r.err then failed = r; return false end
-  F = tonumber(stamp)
+local failed, early, now, f, text -- f: the mark; text: the same, where it is printed
+if w or next or stamp ~= '0' then
+  local t = call('TIME')
+  now = t[1] * 1000000 + t[2]
+  f, text = now - @MARGIN@, m[2]
+  local F = tonumber(text or '0') or 0
+  if F > f then f = F else text = nil end -- rule R
+end
+local function raise(s) -- the mark, and reports whether it could
+  local r = pcall('SET', mark, s, 'PX', @LIFE@)
+  if r.err then failed = r; return false end
+  f, text = s + 0, s
   return true
 end
-local function clock() -- once, and only where it is needed
-  if now then return end
-  local t = redis.call('TIME')
-  now = t[1] * 1000000 + t[2]
-  local m = pcall('GET', mark)
-  if type(m) == 'table' then failed, m = m, '0' end
-  F = tonumber(m or '0')
-end
-local function f() return math.max(F, now - @MARGIN@) end
--- Tells a waiter's process, and reports whether it lives. Where that is not allowed, nobody lives.
-local function tell(w, text)
-  local n = pcall('PUBLISH', 'holdfast:' .. (string.match(w, '^h1%.%d+%.(%x+)%.') or ''), text)
-  return type(n) == 'number' and n > 0
-end
-local function lowest(...)
-  local low = pcall(...)
-  if low.err then return end
-  return low[1], tonumber(low[2])
-end
-
--- Reserves the vote for the first live waiter, and reports whether that was done.
-local function handOver()
-  local w = lowest('ZPOPMIN', queue)
-  while w do
-    clock()
-    if tell(w, string.format('w1 wake %.0f %s %s %s', f(), w, owner, vote)) then break end
-    w = lowest('ZPOPMIN', queue)
-  end
-  if not w then return false end
-  local s = f() + 1 -- an acceptance like any other, in the waiter's name
-  if s > now + @AHEAD@ or not write(string.format('%.0f', s)) then return false end -- rule H
-  local r = pcall('SET', vote, w, 'PX', reserve)
-  return not r.err
-end
--- Who is next in line by now, and has waited for so long that its timers are slow, learns when the reservation ends.
-local function tellNext()
-  local w, since = lowest('ZRANGE', queue, 0, 0, 'WITHSCORES')
-  while w and now - since > 1000000 and not tell(w, string.format('w1 next %s %s %s', reserve, w, vote)) do
-    pcall('ZREM', queue, w)
-    w, since = lowest('ZRANGE', queue, 0, 0, 'WITHSCORES')
-  end
-end
-
-local S, early = tonumber(stamp), false
-if S > 0 then
-  clock()
-  early = S > now + @AHEAD@ -- rule Q: no tombstone yet
-  if not early and S > f() then write(stamp) end -- rule M, a tombstone: every late VOTE of this owner is LOW
+if stamp ~= '0' then
+  early = stamp + 0 > now + @AHEAD@ -- rule Q: no tombstone yet
+  if not early and stamp + 0 > f then raise(stamp) end -- rule M, a tombstone: every late VOTE of this owner is LOW
 end
 local answer = freed and 1 or 0
 if next then
-  clock()
-  local S2, birth = tonumber(ARGV[6]), ARGV[7]
-  if S2 > f() and S2 <= now + @AHEAD@ then
-    if tonumber(birth) > now then birth = string.format('%.0f', now) end
+  local s, birth = ARGV[6] + 0, ARGV[7]
+  if s > f and s <= now + @AHEAD@ then
+    if birth + 0 > now then birth = string.format('%.0f', now) end
     pcall('ZADD', queue, 'NX', birth, next)
     pcall('PEXPIRE', queue, @QUEUELIFE@)
     if type(pcall('ZSCORE', queue, next)) == 'string' then answer = answer + 2 end
   end
 end
+
+-- Tells a waiter's process, and reports whether it lives. Where that is not allowed, nobody lives.
+local function tell(to, what)
+  local n = pcall('PUBLISH', 'holdfast:' .. (string.match(to, '^h1%.%d+%.(%x+)%.') or ''), what)
+  return type(n) == 'number' and n > 0
+end
 if freed then
-  if reserve ~= '0' and handOver() then
-    tellNext()
-  else
-    redis.call('DEL', vote)
+  -- The vote is reserved for the first live waiter: an acceptance like any other, in the waiter's name.
+  while w and (w == owner or not tell(w, 'w1 wake ' .. (text or string.format('%.0f', f)) .. ' ' .. w .. ' ' .. owner .. ' ' .. vote)) do
+    pcall('ZREM', queue, w)
+    first = pcall('ZRANGE', queue, 0, 1)
+    w = first[1]
   end
-elseif S == 0 then
+  if w then
+    pcall('ZREM', queue, w)
+    local s = string.format('%.0f', f + 1)
+    if f + 1 > now + @AHEAD@ or not raise(s) then w = nil end -- rule H
+  end
+  if w and pcall('SET', vote, w, 'PX', reserve).err then w = nil end
+  if not w then call('DEL', vote) end
+  -- Who is next in line by now, and has waited for so long that its timers are slow, learns when the reservation ends.
+  local n = w and first[2]
+  while n and now - (tonumber(string.sub(n, 4, 19)) or 0) > 1000000 and
+    not tell(n, 'w1 next ' .. reserve .. ' ' .. n .. ' ' .. vote) do
+    pcall('ZREM', queue, n)
+    n = pcall('ZRANGE', queue, 0, 0)[1]
+  end
+elseif stamp == '0' then
   local info = pcall('INFO', 'replication')
   if type(info) == 'string' and string.find(info, 'role:slave', 1, true) then
     return redis.error_reply('READONLY a replica, which may be behind; a node must be a primary')

@@ -64,15 +64,15 @@ var mutants = []struct {
 	rule             rule
 	script, from, to string
 }{
-	{ruleD, "release", "cur == ARGV[1]", "true"},
+	{ruleD, "release", "m[1] == ARGV[1]", "true"},
 	{ruleG, "vote", "call('PTTL', vote) < ttl", "true"},
 	{ruleG, "keep", "redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2])", "true"},
-	{ruleH, "release", "not write(string.format('%.0f', s))", "false"},
+	{ruleH, "release", "not raise(s) then", "false then"},
 	{ruleJ, "vote", "elseif S > f then", "elseif S >= f then"},
 	{ruleK, "vote", "  why = 'LOW'\n", "  why = 'LOW'\n  if not cur then redis.call('SET', KEYS[1], owner, 'PX', ttl, 'NX') end\n"},
-	{ruleM, "release", "if S > 0 then", "if false then"},
+	{ruleM, "release", "if stamp ~= '0' then", "if false then"},
 	{ruleQ, "vote", "if S > now + 5000000 then", "if false then"},
-	{ruleQ, "release", "early = S > now + 5000000", "early = false"},
+	{ruleQ, "release", "early = stamp + 0 > now + 5000000", "early = false"},
 	{ruleR, "vote", "local f = now - 5000000", "local f = F"},
 	{ruleS, "vote", "'PX', '120000'", "'PX', '115000'"},
 	{ruleS, "release", "'PX', 120000", "'PX', 115000"},

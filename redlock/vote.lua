@@ -23,8 +23,7 @@ if cur and cur ~= owner then
     if f < S and S <= now + @AHEAD@ then
       local birth = ARGV[4]
       if birth + 0 > now then birth = string.format('%.0f', now) end
-      pcall('ZADD', queue, 'NX', birth, owner)
-      pcall('PEXPIRE', queue, @QUEUELIFE@)
+      if pcall('ZADD', queue, 'NX', birth, owner) == 1 then pcall('PEXPIRE', queue, @QUEUELIFE@) end
     end
     rank = pcall('ZRANK', queue, owner)
     if type(rank) ~= 'number' then rank = -1 end
