@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/clock"
@@ -41,6 +42,7 @@ type inbox struct {
 	name string
 
 	mu      sync.Mutex
+	on      atomic.Bool       // stop is set: the store is subscribed
 	claims  map[string]*claim // those that wait, by every owner that they have been parked under
 	waiting int               // claims in it
 	gen     int               // of subscriptions; even where there are none
@@ -89,11 +91,7 @@ func (b *inbox) enterLocked(c *claim) {
 }
 
 // active reports whether the store is subscribed, so that claims may be parked at once.
-func (b *inbox) active() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.stop != nil
-}
+func (b *inbox) active() bool { return b.on.Load() }
 
 // knows books an owner under which the claim is about to be parked. The caller holds c.mu.
 func (b *inbox) knows(c *claim, owner string) {
@@ -128,6 +126,7 @@ func (b *inbox) leave(c *claim) {
 func (b *inbox) subscribe() {
 	ctx, stop := context.WithCancel(context.Background())
 	b.stop = stop
+	b.on.Store(true)
 	b.gen++
 	b.subs = make([]subscription, len(b.s.peers))
 	for i, p := range b.s.peers {
@@ -152,6 +151,7 @@ func (b *inbox) linger(ctx context.Context, gen int) {
 		if rest <= 0 {
 			b.stop()
 			b.stop = nil
+			b.on.Store(false)
 		}
 		b.mu.Unlock()
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"hash/maphash"
 	"slices"
 	"strconv"
 	"strings"
@@ -101,6 +102,7 @@ func New(o Options, nodes ...Node) (*Store, error) {
 	}
 	s := &Store{opts: o, began: time.Now(), q: quorumOf(len(nodes)), scripts: newScripts(), clock: storeClock(), met: make(chan struct{})}
 	s.inbox = inbox{s: s, name: newInbox(), claims: map[string]*claim{}}
+	s.released.seed = maphash.MakeSeed()
 	s.rtt.Store(int64(time.Millisecond))
 	sorted := slices.Clone(nodes)
 	for i, n := range sorted {
@@ -259,31 +261,26 @@ func cachedText(last *atomic.Pointer[durationText], d time.Duration) string {
 	return t.text
 }
 
-// recent remembers the last owners that were released: their votes are about to go.
+// recent remembers the last owners that were released: their votes are about to go. It keeps hashes
+// of them: one that is wrong costs a round.
 type recent struct {
 	mu   sync.Mutex
-	ring [256]string
+	seed maphash.Seed
+	ring [256]uint64
 	next int
-	all  map[string]struct{} // those in ring
 }
 
 func (r *recent) add(owner string) {
+	h := maphash.String(r.seed, owner)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, known := r.all[owner]; known {
-		return
-	}
-	if r.all == nil {
-		r.all = make(map[string]struct{}, len(r.ring)+1)
-	}
-	delete(r.all, r.ring[r.next])
-	r.ring[r.next], r.all[owner] = owner, struct{}{}
+	r.ring[r.next] = h
 	r.next = (r.next + 1) % len(r.ring)
 }
 
 func (r *recent) has(owner string) bool {
+	h := maphash.String(r.seed, owner)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	_, known := r.all[owner]
-	return known
+	return slices.Contains(r.ring[:], h)
 }
