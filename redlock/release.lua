@@ -5,23 +5,25 @@
 --      [, next owner of the claim, its stamp, the claim's birth in us]]
 -- Answers 1 where the vote was deleted, and 2 more where next has a place; or {'AHEAD', the same, clock}.
 -- A deletion is never refused for want of memory; whatever else fails, the vote is gone.
--- Every hand-over waits for this: few calls, and numbers are printed once.
-local call, pcall, vote, mark, queue, owner = redis.call, redis.pcall, KEYS[1], KEYS[2], KEYS[3], ARGV[1]
-local stamp, reserve, next = ARGV[2], ARGV[4] or '0', ARGV[5]
-local m = mark and pcall('MGET', vote, mark) or pcall('MGET', vote) -- nil where it is another kind of value
-if m.err then return m end
-local freed = m[1] == ARGV[1] -- rule D
-if ARGV[3] == '1' then pcall('ZREM', queue, owner) end
+-- Every lock waits for the first lines, and every hand-over for the rest: few calls, and numbers are printed once.
+local call, pcall, vote = redis.call, redis.pcall, KEYS[1]
+local cur, stamp, leave, reserve, next = pcall('GET', vote), ARGV[2], ARGV[3] == '1', ARGV[4] or '0', ARGV[5]
+local freed = cur == ARGV[1] -- rule D; the key may also hold another kind of value by now
+if freed and stamp == '0' and not leave and not next and (reserve == '0' or pcall('EXISTS', KEYS[3]) == 0) then
+  return call('DEL', vote)
+end
+if type(cur) == 'table' and not string.find(cur.err, 'WRONGTYPE', 1, true) then return cur end
+local mark, queue, owner = KEYS[2], KEYS[3], ARGV[1]
+if leave then pcall('ZREM', queue, owner) end
 local first = freed and reserve ~= '0' and pcall('ZRANGE', queue, 0, 1)
 local w = first and first[1] -- who waits; none in an error
-if freed and not w and stamp == '0' and not next then return call('DEL', vote) end
 
 local failed, early, now, f, text -- f: the mark; text: the same, where it is printed
 if w or next or stamp ~= '0' then
   local t = call('TIME')
   now = t[1] * 1000000 + t[2]
-  f, text = now - @MARGIN@, m[2]
-  local F = tonumber(text or '0') or 0
+  f, text = now - @MARGIN@, pcall('GET', mark)
+  local F = type(text) == 'string' and tonumber(text) or 0
   if F > f then f = F else text = nil end -- rule R
 end
 local function raise(s) -- the mark, and reports whether it could

@@ -64,7 +64,7 @@ var mutants = []struct {
 	rule             rule
 	script, from, to string
 }{
-	{ruleD, "release", "m[1] == ARGV[1]", "true"},
+	{ruleD, "release", "cur == ARGV[1]", "true"},
 	{ruleG, "vote", "call('PTTL', vote) < ttl", "true"},
 	{ruleG, "keep", "redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2])", "true"},
 	{ruleH, "release", "not raise(s) then", "false then"},
