@@ -204,7 +204,7 @@ func (c *claim) try(ctx context.Context, start, now clock.Instant) (store.Grant,
 		}
 		pause, goOn := c.next(d, r, &l)
 		if !goOn {
-			c.split(d, c.abandon(ctx, r, d.action != newStamps))
+			c.split(d, r, c.abandon(ctx, r, d.action != newStamps))
 			return store.Grant{}, d, r, nil
 		}
 		if err := sleep(ctx, pause); err != nil {
@@ -256,16 +256,17 @@ func (r *round) unplaced() bool {
 	return unplaced
 }
 
-// split counts the split votes in a row, from the first in which the claim gave votes back: it
-// backs off. One that has to wait for a holder waits for a hand-over.
-func (c *claim) split(d decision, gaveBack bool) {
+// split counts the rounds in a row in which the claim gave votes back: it backs off. One that had
+// none, or has to wait for a holder, waits for a hand-over.
+func (c *claim) split(d decision, r *round, gaveBack bool) {
+	t := count(r.answers)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
 	case c.w == nil:
-	case d.action == held:
+	case d.action == held || t.oks+t.kepts == 0:
 		c.w.splits = 0
-	case gaveBack, c.w.splits > 0:
+	case gaveBack:
 		c.w.splits++
 	}
 }

@@ -186,7 +186,7 @@ func (b *inbox) mayQueue(p *peer) error {
 	if p.admitted.isCluster.Load() {
 		return errNoQueue
 	}
-	r := p.run(Call{Script: b.s.scripts.probe, Keys: []string{probeKey}, Args: []string{"holdfast:" + b.name}})[0]
+	r := p.runInTime([]Call{{Script: b.s.scripts.probe, Keys: []string{probeKey}, Args: []string{"holdfast:" + b.name}}})[0]
 	if err := permanent(p.name, probeKey, r.Err); errors.As(err, new(refused)) {
 		return err
 	}
@@ -209,8 +209,12 @@ func (b *inbox) up(gen int, p *peer) {
 func (b *inbox) refused(gen int, p *peer, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.gen == gen && b.stop != nil {
-		b.subs[p.index].up, b.subs[p.index].why = false, err
+	if b.gen != gen || b.stop == nil {
+		return
+	}
+	sub := &b.subs[p.index]
+	news := sub.up || sub.why == nil
+	if sub.up, sub.why = false, err; news {
 		b.pokeAllSoon()
 	}
 }

@@ -18,7 +18,7 @@ if leave then pcall('ZREM', queue, owner) end
 local first = freed and reserve ~= '0' and pcall('ZRANGE', queue, 0, 1)
 local w = first and first[1] -- who waits; none in an error
 
-local failed, early, now, f, text -- f: the mark; text: the same, where it is printed
+local failed, wrote, early, now, f, text -- f: the mark; text: the same, where it is printed
 if w or next or stamp ~= '0' then
   local t = call('TIME')
   now = t[1] * 1000000 + t[2]
@@ -29,7 +29,7 @@ end
 local function raise(s) -- the mark, and reports whether it could
   local r = pcall('SET', mark, s, 'PX', @LIFE@)
   if r.err then failed = r; return false end
-  f, text = s + 0, s
+  f, text, wrote = s + 0, s, true
   return true
 end
 if stamp ~= '0' then
@@ -43,7 +43,7 @@ if next then
     if birth + 0 > now then birth = string.format('%.0f', now) end
     pcall('ZADD', queue, 'NX', birth, next)
     pcall('PEXPIRE', queue, @QUEUELIFE@)
-    if type(pcall('ZSCORE', queue, next)) == 'string' then answer = answer + 2 end
+    if type(pcall('ZSCORE', queue, next)) == 'string' then answer, wrote = answer + 2, true end
   end
 end
 
@@ -73,7 +73,7 @@ if freed then
     pcall('ZREM', queue, n)
     n = pcall('ZRANGE', queue, 0, 0)[1]
   end
-elseif stamp == '0' then
+elseif not wrote then -- which a replica would have refused
   local info = pcall('INFO', 'replication')
   if type(info) == 'string' and string.find(info, 'role:slave', 1, true) then
     return redis.error_reply('READONLY a replica, which may be behind; a node must be a primary')
