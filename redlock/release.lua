@@ -55,7 +55,7 @@ end
 if freed then
   -- The vote is reserved for the first live waiter: an acceptance like any other, in the waiter's name.
   while w and (w == owner or not tell(w, 'w1 wake ' .. (text or string.format('%.0f', f)) .. ' ' .. w .. ' ' .. owner .. ' ' .. vote)) do
-    pcall('ZREM', queue, w)
+    if pcall('ZREM', queue, w) ~= 1 then w = nil; break end -- writes are refused: it would come again for ever
     first = pcall('ZRANGE', queue, 0, 1)
     w = first[1]
   end
@@ -70,7 +70,7 @@ if freed then
   local n = w and first[2]
   while n and now - (tonumber(string.sub(n, 4, 19)) or 0) > 1000000 and
     not tell(n, 'w1 next ' .. reserve .. ' ' .. n .. ' ' .. vote) do
-    pcall('ZREM', queue, n)
+    if pcall('ZREM', queue, n) ~= 1 then break end
     n = pcall('ZRANGE', queue, 0, 0)[1]
   end
 elseif not wrote then -- which a replica would have refused

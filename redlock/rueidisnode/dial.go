@@ -69,10 +69,14 @@ func Dial(opt rueidis.ClientOption) (*Conn, error) {
 	if opt.Sentinel.MasterSet != "" && opt.Sentinel.TopologyRefreshInterval == 0 {
 		opt.Sentinel.TopologyRefreshInterval = 5 * time.Second
 	}
+	if opt.BlockingPoolCleanup == 0 {
+		opt.BlockingPoolCleanup = time.Minute
+	}
 	opt.DisableCache = true
 	opt.InitAddress = slices.Clone(opt.InitAddress)
 	c := &Conn{opt: opt}
 	c.name, c.node.client, c.subs.Open = name, c.connect, c.open
+	c.pins = make(chan struct{}, maxPinned)
 	return c, nil
 }
 

@@ -46,7 +46,7 @@ func NewNamed(name string, client rueidis.Client) (redlock.Node, error) {
 	if name == "" {
 		return nil, noName()
 	}
-	n := &node{name: name, client: func(context.Context) (rueidis.Client, error) { return client, nil }}
+	n := &node{name: name, pins: make(chan struct{}, maxPinned), client: func(context.Context) (rueidis.Client, error) { return client, nil }}
 	n.subs.Open = n.open
 	return n, nil
 }
@@ -65,6 +65,7 @@ type node struct {
 	name   string
 	client func(ctx context.Context) (rueidis.Client, error)
 	subs   redlock.Subscriptions
+	pins   chan struct{} // room for those that have a connection for themselves
 }
 
 func (n *node) Name() string { return n.name }
@@ -270,7 +271,17 @@ func (n *node) dedicate(ctx context.Context) (rueidis.DedicatedClient, func(), e
 	}
 }
 
+// maxPinned bounds the connections that are taken at the same time: many stores that share a node
+// meet it at once, and rueidis keeps each connection that it has made, with buffers and PINGs.
+const maxPinned = 4
+
 func (n *node) Pinned(ctx context.Context, key string, fn func(do func(...string) (any, error)) error) error {
+	select {
+	case n.pins <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { <-n.pins }()
 	conn, free, err := n.dedicate(ctx)
 	if err != nil {
 		return err
