@@ -297,7 +297,11 @@ func TestSecondReleaseFreesNobody(t *testing.T) {
 			next <- l
 		}()
 		synctest.Wait()
-		go b.release(l)
+		go func() {
+			if err := l.Release(b.ctx); err != nil {
+				t.Error(err)
+			}
+		}()
 		n := <-next
 		for range 3 {
 			b.release(l)
