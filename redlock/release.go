@@ -205,11 +205,15 @@ func (r *round) clean(waits bool) bool {
 // stamp is the first of the new attempt, and sent from this moment on. c.mu is held.
 func (c *claim) moveLocked(ctx context.Context) *releasing {
 	wall := c.s.wall()
-	stamp := max(wall, c.attempt.stamp+1)
+	var marks []int64
 	for _, n := range c.attempt.nodes {
-		if n.mark <= wall+aheadLimit.Microseconds() {
-			stamp = max(stamp, n.mark+1)
+		if n.mark > 0 && n.mark <= wall+aheadLimit.Microseconds() {
+			marks = append(marks, n.mark)
 		}
+	}
+	stamp := max(wall, c.attempt.stamp+1)
+	if n := min(len(marks), c.s.q); n > 0 { // no single clock steers the claim (rule T)
+		stamp = max(stamp, nthSmallest(n, marks)+1)
 	}
 	moved := c.attempt
 	rel := c.releaseLocked(ctx)
