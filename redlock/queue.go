@@ -33,6 +33,8 @@ const (
 	firstAsk = time.Second           // after parking: what is my rank
 	rankStep = 10 * time.Millisecond // between the first waiters, where a holder has died
 	nearRank = 3                     // ranks that wait for the end of the holder's ttl
+
+	maxOwners = 16 // of one claim, whose messages are taken
 )
 
 // inbox is where the nodes tell a store value of hand-overs: one subscription at each node, for
@@ -45,9 +47,9 @@ type inbox struct {
 	on      atomic.Bool       // stop is set: the store is subscribed
 	claims  map[string]*claim // those that wait, by every owner that they have been parked under
 	waiting int               // claims in it
-	gen     int               // of subscriptions; even where there are none
+	gen     int               // of subscriptions: messages of earlier ones do not count
 	stop    context.CancelFunc
-	left    time.Duration // age of the store when the last claim left
+	left    time.Duration // age of the store when the last claim left; where waiting is zero
 	subs    []subscription
 	poked   bool // everybody will be poked soon
 }
@@ -103,6 +105,10 @@ func (b *inbox) knows(c *claim, owner string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.claims[owner] = c
+	if len(c.w.owners) > maxOwners {
+		delete(b.claims, c.w.owners[0])
+		c.w.owners = c.w.owners[1:]
+	}
 }
 
 // leave forgets a claim that is granted or over. The caller holds c.mu.
