@@ -49,17 +49,21 @@ func newFake(name string) *fakeNode {
 	return &fakeNode{name: name, votes: map[string]fakeVote{}, marks: map[string]int64{}, runs: map[string]int{}, extra: map[string]string{}, queue: map[string][]fakePlace{}}
 }
 
-// park gives owner a place, unless it has one, and answers which, from 0.
-func (f *fakeNode) park(key, owner string, birth int64) int64 {
-	q := f.queue[key]
-	if !slices.ContainsFunc(q, func(p fakePlace) bool { return p.owner == owner }) {
-		q = append(q, fakePlace{owner, birth})
-		slices.SortFunc(q, func(a, b fakePlace) int {
-			return cmp.Or(cmp.Compare(a.birth, b.birth), cmp.Compare(a.owner, b.owner))
-		})
-		f.queue[key] = q
+// park gives owner a place, unless it has one.
+func (f *fakeNode) park(key, owner string, birth int64) {
+	if f.rank(key, owner) >= 0 {
+		return
 	}
-	return int64(slices.IndexFunc(q, func(p fakePlace) bool { return p.owner == owner }))
+	q := append(f.queue[key], fakePlace{owner, birth})
+	slices.SortFunc(q, func(a, b fakePlace) int {
+		return cmp.Or(cmp.Compare(a.birth, b.birth), cmp.Compare(a.owner, b.owner))
+	})
+	f.queue[key] = q
+}
+
+// rank is owner's place, from 0, or -1.
+func (f *fakeNode) rank(key, owner string) int64 {
+	return int64(slices.IndexFunc(f.queue[key], func(p fakePlace) bool { return p.owner == owner }))
 }
 
 func (f *fakeNode) unpark(key, owner string) {
@@ -74,25 +78,37 @@ func (f *fakeNode) tell(w, text string) bool {
 	return deliver != nil
 }
 
-// handOver reserves the vote for the first live waiter.
+// handOver reserves the vote for the first live waiter, and tells the one behind it.
 func (f *fakeNode) handOver(key, from string, reserve, now int64) {
-	for len(f.queue[key]) > 0 {
-		w := f.queue[key][0].owner
-		f.queue[key] = f.queue[key][1:]
-		mark := max(f.marks[key], now-markMargin.Microseconds())
-		if f.tell(w, fmt.Sprintf("w1 wake %d %s %s %s", mark, w, from, key)) {
-			f.marks[key] = mark + 1
-			f.votes[key] = fakeVote{w, time.Now().Add(time.Duration(reserve) * time.Millisecond)}
-			break
+	first := func() string {
+		if len(f.queue[key]) == 0 {
+			return ""
 		}
+		return f.queue[key][0].owner
 	}
-	for len(f.queue[key]) > 0 && now-f.queue[key][0].birth > 1e6 {
-		w := f.queue[key][0].owner
-		if f.tell(w, fmt.Sprintf("w1 next %d %s %s", reserve, w, key)) {
-			return
-		}
-		f.queue[key] = f.queue[key][1:]
+	mark := max(f.marks[key], now-markMargin.Microseconds())
+	w := first()
+	for w != "" && (w == from || !f.tell(w, fmt.Sprintf("w1 wake %d %s %s %s", mark, w, from, key))) {
+		f.unpark(key, w)
+		w = first()
 	}
+	if w == "" {
+		return
+	}
+	f.unpark(key, w)
+	if mark+1 > now+aheadLimit.Microseconds() {
+		return
+	}
+	f.marks[key] = mark + 1
+	f.votes[key] = fakeVote{w, time.Now().Add(time.Duration(reserve) * time.Millisecond)}
+	for n := first(); n != "" && now-birthOf(n) > 1e6 && !f.tell(n, fmt.Sprintf("w1 next %d %s %s", reserve, n, key)); n = first() {
+		f.unpark(key, n)
+	}
+}
+
+func birthOf(owner string) int64 {
+	n, _ := strconv.ParseInt(strings.Split(owner, ".")[1], 10, 64)
+	return n
 }
 
 func fakes(n int) (fs []*fakeNode, nodes []Node) {
@@ -168,6 +184,13 @@ func (f *fakeNode) owner(key string) string {
 	return ""
 }
 
+// forget loses a key's vote, as a restart does.
+func (f *fakeNode) forget(key string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.votes, key)
+}
+
 func (f *fakeNode) Run(_ context.Context, calls ...Call) []Reply {
 	replies := make([]Reply, len(calls))
 	for i, c := range calls {
@@ -194,7 +217,7 @@ func (f *fakeNode) exec(op string, keys, args []string) Reply {
 	if !time.Now().Before(cur.until) {
 		cur = fakeVote{}
 	}
-	mark := max(f.marks[key], now-markMargin.Microseconds())
+	mark, limit := max(f.marks[key], now-markMargin.Microseconds()), now+aheadLimit.Microseconds()
 	num := func(i int) int64 { n, _ := strconv.ParseInt(args[i], 10, 64); return n }
 	answer := func(v ...any) Reply { return Reply{Value: v} }
 	switch op {
@@ -203,8 +226,11 @@ func (f *fakeNode) exec(op string, keys, args []string) Reply {
 		until := time.Now().Add(time.Duration(num(1)) * time.Millisecond)
 		if cur.owner != "" && cur.owner != args[0] {
 			rank := int64(-1)
-			if len(args) > 3 && mark < s {
-				rank = f.park(key, args[0], min(num(3), now))
+			if len(args) > 3 {
+				if mark < s && s <= limit {
+					f.park(key, args[0], min(num(3), now))
+				}
+				rank = f.rank(key, args[0])
 			}
 			return answer("BUSY", mark, now, cur.owner, time.Until(cur.until).Milliseconds(), rank)
 		}
@@ -212,10 +238,11 @@ func (f *fakeNode) exec(op string, keys, args []string) Reply {
 		if mine && cur.until.Before(until) {
 			f.votes[key] = fakeVote{cur.owner, until}
 		}
+		why := "LOW"
 		switch {
-		case s > now+aheadLimit.Microseconds() && !mine:
-			return answer("AHEAD", mark, now)
-		case s > mark && s <= now+aheadLimit.Microseconds():
+		case s > limit:
+			why = "AHEAD"
+		case s > mark:
 			f.marks[key] = s
 			if !mine {
 				f.votes[key] = fakeVote{args[0], until}
@@ -223,10 +250,11 @@ func (f *fakeNode) exec(op string, keys, args []string) Reply {
 			return Reply{Value: now}
 		case mine && s == f.marks[key]:
 			return Reply{Value: now}
-		case mine:
-			return answer("KEPT", mark, now)
 		}
-		return answer("LOW", mark, now)
+		if mine {
+			why = "KEPT"
+		}
+		return answer(why, mark, now)
 	case "keep":
 		switch cur.owner {
 		case args[0]:
@@ -245,21 +273,20 @@ func (f *fakeNode) exec(op string, keys, args []string) Reply {
 			freed = 1
 		}
 		s, did := num(1), freed
-		ahead := s > now+aheadLimit.Microseconds()
-		if s > mark && !ahead {
+		if s > mark && s <= limit {
 			f.marks[key], mark = s, s
 		}
 		if len(args) > 2 && args[2] == "1" {
 			f.unpark(key, args[0])
 		}
-		if len(args) > 4 && num(5) > mark {
+		if len(args) > 4 && mark < num(5) && num(5) <= limit {
 			f.park(key, args[4], min(num(6), now))
 			did += 2
 		}
 		if freed == 1 && len(args) > 3 && args[3] != "0" {
 			f.handOver(key, args[0], num(3), now)
 		}
-		if ahead {
+		if s > limit {
 			return answer("AHEAD", did, now)
 		}
 		return Reply{Value: did}
