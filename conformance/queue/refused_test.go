@@ -52,7 +52,7 @@ var refusals = []refusal{
 
 func cannotSave(t testing.TB, s *servertest.RedisServer) {
 	t.Helper()
-	rig.Must(t, s, "CONFIG", "SET", "save", "3600 1000000") // none by itself
+	rig.Must(t, s, "CONFIG", "SET", "save", "3600 1000000")                     // none by itself
 	if err := os.Mkdir(filepath.Join(s.Dir(), "dump.rdb"), 0o700); err != nil { // where the file is to be
 		t.Fatal(err)
 	}
