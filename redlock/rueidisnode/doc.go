@@ -3,5 +3,9 @@
 //
 // rueidis honours the context: a request that reaches its deadline on a quiet connection closes
 // it, and on a busy one its late reply is read and thrown away. Turn DisableRetry on or leave
-// it: scripts are not retried by rueidis, and if they were, it would be safe.
+// it: rueidis does not retry scripts, and it would be safe if it did. A script that meets a
+// connection which the server has closed is sent again by the node, where that does no harm.
+//
+// rueidis panics where a proxy swaps the server behind a connection. Use one that ends the
+// client's connection with the server's.
 package rueidisnode
