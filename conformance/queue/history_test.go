@@ -89,7 +89,14 @@ func TestProcessesComeAndGo(t *testing.T) {
 			begin(s)
 		}
 		counts := map[string]int{}
-		for end := time.Now().Add(time.Duration(kit.Count(4, 60)) * time.Second); time.Now().Before(end); time.Sleep(time.Duration(rng.IntN(200)) * time.Millisecond) {
+		enough := func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return len(turns) >= 20
+		}
+		end := time.Now().Add(time.Duration(kit.Count(4, 60)) * time.Second)
+		for time.Now().Before(end) || !enough() && time.Now().Before(end.Add(patience)) {
+			time.Sleep(time.Duration(rng.IntN(200)) * time.Millisecond)
 			s := slots[rng.IntN(len(slots))]
 			s.mend()
 			switch rng.IntN(4) {
