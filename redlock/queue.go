@@ -78,7 +78,8 @@ type waiting struct {
 	splits   int           // rounds in a row after which votes had to be given back
 }
 
-// enter makes a claim one that waits. The caller holds c.mu.
+// enterLocked makes a claim one that waits, and subscribes where the store is not. The caller
+// holds c.mu, which comes before b.mu everywhere.
 func (b *inbox) enterLocked(c *claim) {
 	if c.w != nil {
 		return
@@ -413,7 +414,8 @@ func (c *claim) place() int64 {
 
 // Wait returns when another Try is worth it: at a wake-up, or by a timer, since messages get lost
 // and holders die. Where it has no place on a quorum of the nodes, and for a lock of another
-// library, of whose end nobody tells, it polls.
+// library, of whose end nobody tells, it polls. It answers the error of ctx, at once, and
+// [store.ErrReleased] where Release was called meanwhile. Votes that came late are given back.
 func (c *claim) Wait(ctx context.Context, held *store.HeldError) error {
 	if !c.waits {
 		return sleep(ctx, c.pollPause(held))

@@ -49,9 +49,11 @@ const (
 )
 
 // Store is the lock service that N Redis nodes make up. It implements [store.Store],
-// [store.BatchExtender], [store.Adopter] and [store.Inspector]; its claims implement [store.Waiter]. It is safe for concurrent use and holds nothing that must be closed: a
-// goroutine runs only while a request is unanswered, and of a node that is [Single] one more
-// until the node timeout has passed without a request.
+// [store.BatchExtender], [store.Adopter] and [store.Inspector]; its claims implement
+// [store.Waiter]. It is safe for concurrent use and holds nothing that must be closed: a
+// goroutine runs only while a request is unanswered; of a node that is [Single] one more until the
+// node timeout has passed without a request; and one for each node's subscription, and one beside
+// them, while claims wait and for three seconds after.
 type Store struct {
 	opts    Options
 	peers   []*peer // sorted by name, so that all clients number them alike
