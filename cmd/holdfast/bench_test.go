@@ -78,10 +78,7 @@ func runBench(t *testing.T, during func(p *process), args ...string) (r benchRep
 // server, and no key is left.
 func TestBench(t *testing.T) {
 	servers := servertest.RedisN(t, 3, aged)
-	var args []string
-	for _, u := range redisURLs(servers) {
-		args = append(args, "--store", u)
-	}
+	args := serverFlags(servers)
 	servers[2].Kill()
 	r, p, code := runBench(t, nil, append(args, "--duration", "500ms", "--parallel", "4", "--clients", "2")...)
 	if code != 0 {

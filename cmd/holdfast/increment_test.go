@@ -46,6 +46,14 @@ func redisURLs(servers []*servertest.RedisServer) []string {
 	return urls
 }
 
+// serverFlags name the servers to the command.
+func serverFlags(servers []*servertest.RedisServer) (flags []string) {
+	for _, u := range redisURLs(servers) {
+		flags = append(flags, "--store", u)
+	}
+	return flags
+}
+
 func soak() bool { return os.Getenv("HOLDFAST_SOAK") != "" }
 
 // Processes that increment a plain file under a lock lose no increment, and their tokens

@@ -79,10 +79,7 @@ func TestStatusOfQueue(t *testing.T) {
 		t.Run(fmt.Sprint(n, " nodes"), func(t *testing.T) {
 			t.Parallel()
 			servers := servertest.RedisN(t, n, aged)
-			var flags []string
-			for _, u := range redisURLs(servers) {
-				flags = append(flags, "--store", u)
-			}
+			flags := serverFlags(servers)
 			on := func(want int, args ...string) string {
 				t.Helper()
 				code, out, errs := verb(t, slices.Insert(args, 1, flags...)...)
@@ -165,10 +162,7 @@ func TestStatusOfWaiters(t *testing.T) {
 		t.Run(fmt.Sprint(n, " nodes"), func(t *testing.T) {
 			t.Parallel()
 			servers := servertest.RedisN(t, n, aged)
-			var flags []string
-			for _, u := range redisURLs(servers) {
-				flags = append(flags, "--store", u)
-			}
+			flags := serverFlags(servers)
 			dir := t.TempDir()
 			defer os.WriteFile(filepath.Join(dir, "stop-all"), nil, 0o600)
 			run := func(label string) *process {

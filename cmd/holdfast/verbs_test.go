@@ -120,10 +120,7 @@ func TestForeignWithoutTTL(t *testing.T) {
 // status tells what each node of a Redlock says, and needs a quorum of them.
 func TestStatusOfNodes(t *testing.T) {
 	servers := servertest.RedisN(t, 3, aged)
-	var flags []string
-	for _, u := range redisURLs(servers) {
-		flags = append(flags, "--store", u)
-	}
+	flags := serverFlags(servers)
 	on := func(args ...string) (int, string, string) {
 		t.Helper()
 		return verb(t, slices.Insert(args, 1, flags...)...)
