@@ -106,19 +106,37 @@ func (n *node) connect(ctx context.Context) (rueidis.Client, error) {
 
 // one is many for one call: rueidis spends less on it.
 func one(ctx context.Context, client rueidis.Client, c *redlock.Call) redlock.Reply {
-	r := answer(client.Do(ctx, evalsha(client, c)))
-	for i := 0; i < maxStale && !c.Once && stale(ctx, r.Err); i++ {
-		time.Sleep(time.Millisecond << i) // rueidis takes a moment to see that the connection is gone
-		r = answer(client.Do(ctx, evalsha(client, c)))
-	}
+	r := sent(ctx, client, c, evalsha)
 	if unknown(c, &r) {
-		r = answer(client.Do(ctx, eval(client, c)))
+		r = sent(ctx, client, c, eval)
 	}
 	return r
 }
 
-// maxStale is how many connections that the server has closed a call may meet.
-const maxStale = 3
+// sent sends a call, again where it met connections that the server had closed: rueidis has
+// several, of which it takes any.
+func sent(ctx context.Context, client rueidis.Client, c *redlock.Call, cmd func(rueidis.Client, *redlock.Call) rueidis.Completed) redlock.Reply {
+	r := answer(client.Do(ctx, cmd(client, c)))
+	for i := 0; i < maxStale && !c.Once && stale(ctx, r.Err); i++ {
+		pause(ctx, time.Millisecond<<i) // rueidis takes a moment to see that the connection is gone
+		r = answer(client.Do(ctx, cmd(client, c)))
+	}
+	return r
+}
+
+// maxStale is how often a call is sent again, within 63 ms in all, where it meets a connection that the
+// server has closed.
+const maxStale = 6
+
+// pause waits for d, or until ctx is done.
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
 
 // stale says that the server had most likely closed the connection while it was idle. Rueidis does
 // not send scripts again by itself; sent again without harm is every call but those with Once.
@@ -135,18 +153,10 @@ func many(ctx context.Context, client rueidis.Client, calls []redlock.Call, repl
 	for i, r := range client.DoMulti(ctx, cmds...) {
 		replies[i] = answer(r)
 	}
-	cmds = cmds[:0]
-	var again []int
 	for i := range calls {
-		if unknown(&calls[i], &replies[i]) {
-			cmds, again = append(cmds, eval(client, &calls[i])), append(again, i)
+		if c := &calls[i]; unknown(c, &replies[i]) || !c.Once && stale(ctx, replies[i].Err) {
+			replies[i] = one(ctx, client, c)
 		}
-	}
-	if len(again) == 0 {
-		return
-	}
-	for j, r := range client.DoMulti(ctx, cmds...) {
-		replies[again[j]] = answer(r)
 	}
 }
 
