@@ -15,12 +15,15 @@ var programs = map[string]struct{ name, pkg string }{
 	"cc":           {"cc", "gcc"},
 	"postgres":     {"postgres", "postgresql"},
 	"mariadbd":     {"mariadb", "mariadb-server"},
+	"pgbouncer":    {"pgbouncer", "pgbouncer"},
 }
 
 // places are where packages put programs that they keep out of the path of most users.
 var places = map[string][]string{
 	"postgres": {"/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin"},
 	"mariadbd": {"/usr/sbin", "/usr/libexec"},
+	// Debian keeps it there, out of the path of all but root.
+	"pgbouncer": {"/usr/sbin"},
 }
 
 // find is [exec.LookPath] that knows [places], of which it takes the last that has the program.

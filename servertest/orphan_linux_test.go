@@ -24,6 +24,7 @@ func TestNoOrphans(t *testing.T) {
 		"redis-server": func(t testing.TB) pausable { return Redis(t) },
 		"postgres":     func(t testing.TB) pausable { return PostgreSQL(t) },
 		"mariadbd":     func(t testing.TB) pausable { return MariaDB(t) },
+		"pgbouncer":    func(t testing.TB) pausable { return PgBouncer(t, PostgreSQL(t), "") },
 	} {
 		t.Run(program, func(t *testing.T) {
 			if os.Getenv("SERVERTEST_CHILD") != "" {

@@ -17,8 +17,9 @@ import (
 )
 
 // SQLServer is a PostgreSQL or MariaDB process of the test, with an empty database named
-// holdfast and one user that needs no password and may do everything. Its methods are safe for
-// concurrent use, but Kill and Restart do not overlap.
+// holdfast and one user that needs no password and may do everything, or a pooler in front of
+// one. Nothing is encrypted. Its methods are safe for concurrent use, but Kill and Restart do
+// not overlap.
 type SQLServer struct {
 	t    testing.TB
 	kind *sqlKind
@@ -58,6 +59,15 @@ type sqlOptions struct {
 	durable  bool
 }
 
+// with is o and the given options, in settings of its own.
+func (o sqlOptions) with(opts []SQLOption) sqlOptions {
+	o.settings = maps.Clone(o.settings)
+	for _, opt := range opts {
+		opt(&o)
+	}
+	return o
+}
+
 // SQLOption changes how a SQL server is started.
 type SQLOption func(*sqlOptions)
 
@@ -88,17 +98,21 @@ func MariaDB(t testing.TB, opts ...SQLOption) *SQLServer {
 
 func startSQL(t testing.TB, kind *sqlKind, opts []SQLOption) *SQLServer {
 	t.Helper()
-	s := &SQLServer{t: t, kind: kind, bin: Need(t, kind.program)}
-	s.base.settings = map[string]string{}
-	for _, o := range opts {
-		o(&s.base)
-	}
+	return startSQLOn(t, kind, sqlOptions{settings: map[string]string{}}, opts, func(s *SQLServer) error {
+		return kind.template.copyTo(kind, s.bin, s.dir)
+	})
+}
+
+// startSQLOn starts a server with the data files that fill makes.
+func startSQLOn(t testing.TB, kind *sqlKind, base sqlOptions, opts []SQLOption, fill func(*SQLServer) error) *SQLServer {
+	t.Helper()
+	s := &SQLServer{t: t, kind: kind, bin: Need(t, kind.program), base: base.with(opts)}
 	s.dir = filepath.Join(serverDir(t), "data")
 	t.Cleanup(s.end)
-	if err := kind.template.copyTo(kind, s.bin, s.dir); err != nil {
+	err := fill(s)
+	if err != nil {
 		t.Fatal(err)
 	}
-	var err error
 	for range 5 {
 		if s.port, err = freePort(); err != nil {
 			break
@@ -264,11 +278,7 @@ func (s *SQLServer) end() {
 func (s *SQLServer) Restart(opts ...SQLOption) {
 	s.t.Helper()
 	s.Kill()
-	o := s.base
-	o.settings = maps.Clone(o.settings)
-	for _, opt := range opts {
-		opt(&o)
-	}
+	o := s.base.with(opts)
 	// The port may be in a closing state for a moment.
 	if err := eventually(startTimeout, func() error { return s.start(o) }); err != nil {
 		s.t.Fatal(err)

@@ -21,7 +21,7 @@ func eachSQL(t *testing.T, f func(t *testing.T, start func(testing.TB, ...SQLOpt
 // sqlClient is the command line client of a server.
 func sqlClient(t *testing.T, s *SQLServer, statement string) *exec.Cmd {
 	t.Helper()
-	if s.kind == postgres {
+	if s.kind != mariadb {
 		return exec.Command(Need(t, "psql"), "-XAtq", "-v", "ON_ERROR_STOP=1", "-c", statement, s.URL(""))
 	}
 	host, port, err := net.SplitHostPort(s.Addr())
@@ -104,7 +104,7 @@ type session struct {
 func newSession(t *testing.T, s *SQLServer) *session {
 	t.Helper()
 	cmd := sqlClient(t, s, "")
-	if s.kind == postgres {
+	if s.kind != mariadb {
 		cmd.Args = append(cmd.Args[:4:4], s.URL("")) // without the statement
 	} else {
 		i := slices.Index(cmd.Args, "-e")
@@ -125,6 +125,21 @@ func newSession(t *testing.T, s *SQLServer) *session {
 	}()
 	t.Cleanup(func() { in.Close(); w.Close() })
 	return c
+}
+
+// ask answers the line that the statement gives.
+func (c *session) ask(statement string) string {
+	c.t.Helper()
+	if _, err := io.WriteString(c.in, statement+"\n"); err != nil {
+		c.t.Fatal(err)
+	}
+	select {
+	case got := <-c.lines:
+		return got
+	case <-time.After(long):
+		c.t.Fatalf("%s: nothing", statement)
+		return ""
+	}
 }
 
 // want sends the statement, and wants the line within d; empty means none.
