@@ -50,8 +50,11 @@ import (
 // Dialect is the SQL that a database speaks. The zero value is none.
 type Dialect int
 
-// SQLite 3.37 or later, in WAL mode.
-const SQLite Dialect = 1
+const (
+	SQLite     Dialect = iota + 1 // from 3.37 on, in WAL mode
+	PostgreSQL                    // from 10 on
+	MySQL                         // MySQL from 8.0 on, MariaDB from 10.5 on, on InnoDB
+)
 
 // maxTTL keeps sums of times far from the end of their range.
 const maxTTL = 10 * 365 * 24 * time.Hour
