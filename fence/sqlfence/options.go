@@ -61,6 +61,11 @@ type Options struct {
 	// TxOptions are those of the transactions of Tx and TxAll. Guards are right at every
 	// isolation level. nil is READ COMMITTED on PostgreSQL, and else the database's default.
 	TxOptions *sql.TxOptions
+	// Unchecked leaves the check of the table to [Guard.EnsureSchema], for a guard that lives for
+	// a few transactions only: the check takes as long as many of them. What is missing is refused
+	// all the same. That an ID is not unique, that a column is too narrow, or that the table is of
+	// a later version, is not noticed.
+	Unchecked bool
 	// Classify is for drivers whose errors cannot be read. Where it answers FaultUnread
 	// the error is read as usual.
 	Classify func(error) Fault

@@ -13,7 +13,8 @@ import (
 
 // EnsureSchema makes the guard's own table, or checks the one that is there; with
 // [Options].Column it makes nothing, and checks the user's table. It may be called at any
-// time, by many processes at once. Other methods check the table too, once; they make none.
+// time, by many processes at once. Other methods check the table too, once, unless
+// the guard is [Options].Unchecked; they make none.
 //
 // A table or a column that is missing, a column that cannot hold every int64, an ID that is
 // not unique, and a pool of MySQL with autocommit off are refused by a [*fence.InvalidError].
@@ -92,10 +93,13 @@ func (g *Guard) found(h Handle) *atomic.Bool {
 
 func (g *Guard) known(h Handle) bool { return g.ok.Load() || g.found(h).Load() }
 
-// checked checks the table the first time.
+// checked checks the table the first time, where that is asked for.
 func (g *Guard) checked(ctx context.Context, h Handle) error {
-	if g.known(h) {
+	switch {
+	case g.known(h):
 		return nil
+	case g.o.Unchecked:
+		return g.learn(ctx, h)
 	}
 	return g.check(ctx, h)
 }
