@@ -1,0 +1,68 @@
+package etcd
+
+import (
+	"testing"
+
+	"github.com/holdfast-go/holdfast/etcdstore"
+	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/fence/fencetest"
+	"github.com/holdfast-go/holdfast/servertest"
+	"github.com/holdfast-go/holdfast/store"
+	"github.com/holdfast-go/holdfast/store/storetest"
+)
+
+var children = map[string]func(){}
+
+func TestStore(t *testing.T) {
+	server := servertest.Etcd(t, module)
+	storetest.Run(t, storetest.Config{TTL: minTTL, New: harness(server)})
+}
+
+func harness(server *servertest.EtcdServer) func(testing.TB) storetest.Harness {
+	return func(t testing.TB) storetest.Harness {
+		return storetest.Harness{
+			Open: func() store.Store { return open(t, etcdstore.Options{}, server.Addr()) },
+			OpenFaulty: func() (store.Store, storetest.Link) {
+				p := servertest.NewProxy(t, server.Addr())
+				return open(t, etcdstore.Options{}, p.Addr()), link{p}
+			},
+		}
+	}
+}
+
+// link is the way from one store to the server.
+type link struct{ p *servertest.Proxy }
+
+func (l link) LoseRequests() { l.p.BlackHole() }
+func (l link) LoseReplies()  { l.p.DropReplies() }
+
+// Heal ends the connections first: a black hole delivers what it kept when it ends, and a lost
+// request never arrives.
+func (l link) Heal() {
+	l.p.Reset()
+	l.p.Heal()
+}
+
+func (l link) Hits() int {
+	c := l.p.Counts()
+	return int(c.BlackHoled + c.Dropped)
+}
+
+func BenchmarkStore(b *testing.B) {
+	storetest.Bench(b, storetest.Config{TTL: minTTL, New: harness(servertest.Etcd(b, module))})
+}
+
+func TestGuard(t *testing.T) {
+	server := servertest.Etcd(t, module)
+	fresh := func(t testing.TB) fence.Guard {
+		g, err := etcdstore.NewGuard(connect(t, server.Addr()), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return g
+	}
+	fencetest.Run(t, fencetest.Harness{
+		New:    fresh,
+		Reopen: func(t testing.TB, _ fence.Guard) fence.Guard { return fresh(t) },
+	})
+}

@@ -1,0 +1,376 @@
+package etcdstore
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/store"
+)
+
+// claim is one acquisition. Its calls follow one another: slot is full while one runs, also one
+// whose caller has left, so that none can overtake a later one.
+type claim struct {
+	s    *Store
+	key  string
+	path string // of the key in etcd
+	o    store.ClaimOptions
+	slot chan struct{}
+
+	mu       sync.Mutex
+	cancel   context.CancelFunc // ends the call that runs; Release calls it
+	released bool               // Release was called: nothing is taken any more
+	done     bool               // Release has succeeded
+	unsure   bool               // an earlier Release had no answer
+	lost     bool               // an extension has answered that the grant is gone
+	refused  int64              // revision at which another was last seen to hold the key
+	attempt  attempt
+}
+
+// attempt is what a claim is known by in etcd. Its lease is used by no other one.
+type attempt struct {
+	lease    int64 // zero: nothing was asked for yet
+	owner    string
+	found    bool        // the lease was made
+	open     bool        // the key may have been taken
+	revision int64       // at which the key was taken; zero where it is not known to be
+	token    fence.Token // of that grant
+}
+
+func errReleased() error { return &fault{kind: store.ErrReleased} }
+
+// begin takes the slot for a call that Release may cut short.
+func (c *claim) begin(ctx context.Context) (context.Context, context.CancelFunc, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	c.mu.Lock()
+	c.cancel = cancel
+	released := c.released
+	c.mu.Unlock()
+	err := errReleased()
+	if !released {
+		err = c.take(ctx)
+	}
+	if err != nil {
+		cancel()
+	}
+	return ctx, cancel, err
+}
+
+// take takes the slot. An earlier call that still runs leaves the outcome open.
+func (c *claim) take(ctx context.Context) error {
+	select {
+	case c.slot <- struct{}{}:
+		return nil
+	default:
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, callLimit, errNoAnswer)
+	defer cancel()
+	select {
+	case c.slot <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return uncertain(context.Cause(ctx))
+	}
+}
+
+func (c *claim) end() { <-c.slot }
+
+// answer gives way to a Release that came meanwhile.
+func (c *claim) answer(g store.Grant, err error) (store.Grant, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.released {
+		return store.Grant{}, errReleased()
+	}
+	return g, err
+}
+
+// change changes the claim's state.
+func (c *claim) change(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f()
+}
+
+// state answers the attempt, and whether the claim has been lost.
+func (c *claim) state() (attempt, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.attempt, c.lost
+}
+
+// Try takes the key if nobody holds it. See [store.Claim].
+func (c *claim) Try(ctx context.Context) (store.Grant, error) {
+	if err := cmp.Or(store.CheckKey(c.key), c.s.info.CheckTTL(c.o.TTL)); err != nil {
+		return store.Grant{}, err
+	}
+	ctx, cancel, err := c.begin(ctx)
+	if err != nil {
+		return c.answer(store.Grant{}, err)
+	}
+	defer cancel()
+	return c.answer(race(ctx, c.try, c.end))
+}
+
+func (c *claim) try(ctx context.Context) (store.Grant, error) {
+	start := time.Now()
+	a, lost := c.state()
+	switch {
+	case lost:
+		return store.Grant{}, &store.LostError{}
+	case a.revision != 0: // granted before, perhaps to a caller who had left
+		r := c.s.extend(ctx, []*claim{c})[0]
+		return r.Grant, r.Err
+	case c.s.likelyHeld(c.path):
+		// A refusal that a read finds out costs no entry in the log.
+		e, revision, err := c.s.read(ctx, c.path)
+		if err != nil {
+			return store.Grant{}, err
+		}
+		if e != nil && e.Owner != a.owner {
+			return store.Grant{}, c.refuse(ctx, e, revision)
+		}
+	}
+	for range 2 {
+		g, err := c.grab(ctx, start)
+		if err != errNoLease {
+			return g, err
+		}
+		c.change(func() { c.attempt = attempt{} }) // its lease has ended, with all that it took
+	}
+	return store.Grant{}, &fault{store.ErrUnavailable, errors.New("the lease ended before the key was taken")}
+}
+
+// grab creates the key where it is missing. It answers errNoLease where the attempt's lease has
+// ended.
+func (c *claim) grab(ctx context.Context, start time.Time) (store.Grant, error) {
+	a := c.begun()
+	sent, ttl := time.Now(), c.o.TTL
+	renewed := make(chan error, 1)
+	if a.found {
+		// Meanwhile, because a lease that waited has its ttl behind it.
+		go func() {
+			left, err := c.s.renew(ctx, a.lease)
+			ttl = min(ttl, left)
+			renewed <- err
+		}()
+	} else {
+		granted, err := c.lend(ctx, a.lease)
+		if err != nil {
+			return store.Grant{}, err
+		}
+		ttl = min(ttl, granted)
+		renewed <- nil
+	}
+	before := c.s.seen.Load()
+	c.change(func() { c.attempt.found, c.attempt.open = true, true })
+	resp, err := ask(ctx, c.s.kv.Txn, c.taking(a))
+	if err == nil {
+		err = c.took(ctx, a, resp, before)
+	} else if !errors.Is(err, store.ErrUncertain) {
+		c.change(func() { c.attempt.open = a.open })
+	}
+	unrenewed := <-renewed
+	if err == nil && errors.Is(unrenewed, store.ErrUnavailable) { // and yet the key was taken
+		unrenewed = uncertain(unrenewed)
+	}
+	if err := cmp.Or(err, unrenewed); err != nil {
+		return store.Grant{}, err
+	}
+	c.s.note(c.path, true)
+	a, _ = c.state()
+	return store.Grant{Token: a.token, Owner: a.owner, TTL: ttl + sent.Sub(start)}, nil
+}
+
+// begun answers the attempt, a fresh one where there is none.
+func (c *claim) begun() attempt {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.attempt.lease == 0 {
+		c.attempt.lease = leaseID()
+		c.attempt.owner = newOwner(c.attempt.lease)
+	}
+	return c.attempt
+}
+
+// lend makes the attempt's lease. Where a request without an answer has made it before, its
+// time begins anew.
+func (c *claim) lend(ctx context.Context, lease int64) (time.Duration, error) {
+	ttl, err := c.s.grant(ctx, lease, c.o.TTL)
+	if err == errLeaseExists {
+		ttl, err = c.s.renew(ctx, lease)
+	}
+	return ttl, err
+}
+
+// taking is the transaction that creates the key, or reads it.
+func (c *claim) taking(a attempt) *pb.TxnRequest {
+	path := []byte(c.path)
+	value := newRecord(c.key, a.owner, c.o.Label, c.s.epoch).text()
+	return &pb.TxnRequest{
+		Compare: []*pb.Compare{{Key: path, Target: pb.Compare_CREATE, Result: pb.Compare_EQUAL,
+			TargetUnion: &pb.Compare_CreateRevision{CreateRevision: 0}}},
+		Success: []*pb.RequestOp{{Request: &pb.RequestOp_RequestPut{
+			RequestPut: &pb.PutRequest{Key: path, Value: value, Lease: a.lease}}}},
+		Failure: []*pb.RequestOp{reading(path)},
+	}
+}
+
+func reading(path []byte) *pb.RequestOp {
+	return &pb.RequestOp{Request: &pb.RequestOp_RequestRange{RequestRange: &pb.RangeRequest{Key: path}}}
+}
+
+// found answers what the reading of that place in a transaction has found, nil where nothing.
+func found(resp *pb.TxnResponse, place int) *mvccpb.KeyValue {
+	if place >= len(resp.Responses) {
+		return nil
+	}
+	if kvs := resp.Responses[place].GetResponseRange().GetKvs(); len(kvs) > 0 {
+		return kvs[0]
+	}
+	return nil
+}
+
+var errOdd = errors.New("the server answers a transaction without what it asked for")
+
+// took looks what the transaction has done, and answers nil where the key is ours.
+func (c *claim) took(ctx context.Context, a attempt, resp *pb.TxnResponse, before int64) error {
+	revision, epoch := resp.Header.Revision, c.s.epoch
+	if resp.Succeeded {
+		before++ // by the key itself
+	}
+	if err := c.s.grew(before, revision); err != nil {
+		c.s.reaper.add(a.lease, c.o.TTL)
+		c.change(func() { c.attempt = attempt{} })
+		return err
+	}
+	if !resp.Succeeded {
+		kv := found(resp, 0)
+		if kv == nil {
+			return uncertain(errOdd)
+		}
+		e := newEntry(kv)
+		if e.Owner != a.owner {
+			c.change(func() { c.attempt.open = false })
+			return c.refuse(ctx, e, revision)
+		}
+		revision, epoch = e.created, e.Epoch // an earlier request has taken it
+	}
+	c.change(func() { c.attempt.revision, c.attempt.token = revision, token(epoch, revision) })
+	return nil
+}
+
+// refuse is the answer where another holds the key.
+func (c *claim) refuse(ctx context.Context, e *entry, revision int64) error {
+	c.change(func() { c.refused = revision })
+	c.s.note(c.path, true)
+	left, _, _ := c.s.left(ctx, e) // without an answer it is not known
+	return &store.HeldError{Holder: e.holder(c.key, left)}
+}
+
+// Extend asks for the ttl anew. See [store.Claim].
+func (c *claim) Extend(ctx context.Context) (store.Grant, error) {
+	ctx, cancel, err := c.begin(ctx)
+	if err != nil {
+		return c.answer(store.Grant{}, err)
+	}
+	defer cancel()
+	return c.answer(race(ctx, func(ctx context.Context) (store.Grant, error) {
+		r := c.s.extend(ctx, []*claim{c})[0]
+		return r.Grant, r.Err
+	}, c.end))
+}
+
+// Release gives the key back. See [store.Claim].
+func (c *claim) Release(ctx context.Context) error {
+	c.mu.Lock()
+	c.released = true
+	if c.cancel != nil {
+		c.cancel()
+	}
+	c.mu.Unlock()
+	if err := ctx.Err(); err != nil {
+		return uncertain(err)
+	}
+	if err := c.take(ctx); err != nil {
+		return err
+	}
+	lost, err := race(ctx, c.release, c.end)
+	if err != nil {
+		c.leave()
+	}
+	return cmp.Or(err, lost)
+}
+
+// leave lets the reaper go on with a Release that had no answer.
+func (c *claim) leave() {
+	a, _ := c.state()
+	c.s.reaper.add(a.lease, c.o.TTL)
+}
+
+func (c *claim) release(ctx context.Context) (lost, err error) {
+	c.mu.Lock()
+	a, idle, unsure, gone := c.attempt, c.done || c.attempt.lease == 0, c.unsure, c.lost
+	c.unsure = c.unsure || !idle
+	c.mu.Unlock()
+	switch {
+	case idle:
+		return nil, nil
+	case a.revision == 0 && !a.open: // no key to give back
+		c.s.reaper.add(a.lease, c.o.TTL)
+		c.change(func() { c.done = true })
+		return nil, nil
+	}
+	err = c.s.revoke(ctx, a.lease)
+	if err != nil && err != errNoLease {
+		if errors.Is(err, store.ErrUnavailable) { // nothing was sent
+			c.change(func() { c.unsure = unsure })
+		}
+		if !errors.Is(err, store.ErrUncertain) {
+			err = uncertain(err)
+		}
+		return nil, err
+	}
+	c.s.note(c.path, false)
+	if gone || err == errNoLease && a.revision != 0 && !unsure {
+		lost = &store.LostError{}
+	}
+	c.change(func() { c.done, c.unsure = lost == nil, false })
+	return lost, nil
+}
+
+// Wait returns when the key is deleted, when held says that its holder's time ends, and when
+// watching fails. See [store.Waiter].
+func (c *claim) Wait(ctx context.Context, held *store.HeldError) error {
+	c.mu.Lock()
+	from := c.refused + 1
+	c.mu.Unlock()
+	limit := c.o.TTL
+	if held != nil && held.Holder.TTL > 0 {
+		limit = held.Holder.TTL
+	}
+	if ctx.Err() != nil || from == 1 { // Try finds out
+		return ctx.Err()
+	}
+	watching, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	deleted := make(chan struct{})
+	go func() {
+		defer close(deleted)
+		c.s.watch(watching, c.path, from)
+	}()
+	select {
+	case <-deleted:
+	case <-watching.Done():
+	}
+	return ctx.Err()
+}

@@ -1,0 +1,190 @@
+package etcdstore
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"strings"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/holdfast-go/holdfast/store"
+)
+
+// Inspect answers who holds key. Holder.Held goes by the wall clocks of the holder and of this
+// machine; waiters are not known to the servers. See [store.Inspector].
+func (s *Store) Inspect(ctx context.Context, key string) (store.Holder, error) {
+	if err := store.CheckKey(key); err != nil {
+		return store.Holder{}, err
+	}
+	if err := ctx.Err(); err != nil {
+		return store.Holder{}, err
+	}
+	return race(ctx, func(ctx context.Context) (store.Holder, error) {
+		e, _, err := s.read(ctx, s.path(key))
+		if err != nil || e == nil {
+			return store.Holder{Key: key}, err
+		}
+		left, _, err := s.left(ctx, e)
+		return e.holder(key, left), err
+	}, func() {})
+}
+
+// pageSize bounds what [Store.List] reads at once.
+const pageSize = 256
+
+// List answers the holders of all keys that begin with prefix, in no order. It reads all locks of
+// the store: their names are hashed. See [store.Inspector].
+func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[store.Holder, error] {
+	return func(yield func(store.Holder, error) bool) {
+		from := s.locks
+		for {
+			if err := ctx.Err(); err != nil {
+				yield(store.Holder{}, err)
+				return
+			}
+			page, err := race(ctx, func(ctx context.Context) (page, error) { return s.page(ctx, from, prefix) }, func() {})
+			if err != nil {
+				yield(store.Holder{}, err)
+				return
+			}
+			for _, h := range page.holders {
+				if !yield(h, nil) {
+					return
+				}
+			}
+			if from = page.next; from == "" {
+				return
+			}
+		}
+	}
+}
+
+// page is a part of the locks; next is where the following one begins, empty at the end.
+type page struct {
+	holders []store.Holder
+	next    string
+}
+
+func (s *Store) page(ctx context.Context, from, prefix string) (p page, err error) {
+	resp, err := look(ctx, s.kv.Range, &pb.RangeRequest{Key: []byte(from), RangeEnd: after(s.locks), Limit: pageSize})
+	if err != nil {
+		return p, err
+	}
+	for _, kv := range resp.Kvs {
+		e := newEntry(kv)
+		if e.foreign || !strings.HasPrefix(e.Key, prefix) {
+			continue // what is foreign has a hash for a name
+		}
+		left, _, err := s.left(ctx, e)
+		if err != nil {
+			return p, err
+		}
+		p.holders = append(p.holders, e.holder(e.Key, left))
+	}
+	if resp.More {
+		p.next = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
+	}
+	return p, nil
+}
+
+// after is the end of the range of all keys with that prefix, whose last byte is a slash.
+func after(prefix string) []byte {
+	end := []byte(prefix)
+	end[len(end)-1]++
+	return end
+}
+
+const (
+	// brokenPrefix stands before the owner of a lock that was broken. Nobody holds it under that name.
+	brokenPrefix = "broken:"
+	// breakSlack is how much longer than the holder's ttl a broken lock is kept, so that the
+	// time between asking for its lease and using it takes nothing away.
+	breakSlack = time.Second
+)
+
+// Break takes the key from h.Owner: its extensions fail from then on. The key is kept until its
+// grant would have ended, so that two never hold. A foreign key is deleted. See
+// [store.Inspector].
+func (s *Store) Break(ctx context.Context, h store.Holder) error {
+	if err := store.CheckKey(h.Key); err != nil {
+		return err
+	}
+	if h.Owner == "" {
+		return &store.InvalidError{Field: "owner", Rule: "must name the holder to take the key from"}
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	_, err := race(ctx, func(ctx context.Context) (struct{}, error) { return struct{}{}, s.breakOff(ctx, h) }, func() {})
+	return err
+}
+
+func (s *Store) breakOff(ctx context.Context, h store.Holder) error {
+	for range 3 { // it may change while we look
+		e, _, err := s.read(ctx, s.path(h.Key))
+		if err != nil {
+			return err
+		}
+		broken := brokenPrefix + strings.TrimPrefix(h.Owner, brokenPrefix)
+		switch {
+		case e == nil:
+			return &store.LostError{}
+		case e.Broken && e.Owner == broken:
+			return nil
+		case e.Owner != h.Owner:
+			left, _, _ := s.left(ctx, e)
+			return &store.HeldError{Holder: e.holder(h.Key, left)}
+		}
+		done, err := s.breakEntry(ctx, h.Key, e, broken)
+		if done || err != nil {
+			return err
+		}
+	}
+	return &fault{store.ErrUnavailable, errors.New("the key changes all the time")}
+}
+
+// breakEntry puts the key on a lease of its own, if it is still e. The holder's next look finds
+// another revision; until then it may have been extended, hence the whole ttl.
+func (s *Store) breakEntry(ctx context.Context, key string, e *entry, broken string) (done bool, err error) {
+	_, ttl, err := s.left(ctx, e)
+	if err != nil {
+		return false, err
+	}
+	if e.lease != 0 && ttl == 0 {
+		return true, &store.LostError{} // its time has ended
+	}
+	path := []byte(s.path(key))
+	then := &pb.RequestOp{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: &pb.DeleteRangeRequest{Key: path}}}
+	lease, sent := leaseID(), time.Now()
+	if !e.foreign {
+		if _, err := s.grant(ctx, lease, ttl+breakSlack); err != nil && err != errLeaseExists {
+			return false, err
+		}
+		r := newRecord(key, broken, brokenBy(), e.Epoch)
+		r.Broken = true
+		then = &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: path, Value: r.text(), Lease: lease}}}
+	}
+	resp, err := ask(ctx, s.kv.Txn, &pb.TxnRequest{
+		Compare: []*pb.Compare{{Key: path, Target: pb.Compare_MOD, Result: pb.Compare_EQUAL,
+			TargetUnion: &pb.Compare_ModRevision{ModRevision: e.change}}},
+		Success: []*pb.RequestOp{then},
+	})
+	late := time.Since(sent) > breakSlack
+	switch {
+	case err == errNoLease:
+		return false, &fault{kind: store.ErrUnavailable, cause: err}
+	case err != nil && !late:
+		return false, err
+	case err == nil && !resp.Succeeded:
+		s.reaper.add(lease, ttl)
+		return false, nil
+	case late && !e.foreign: // the holder may have been extended meanwhile
+		_, renewed := s.renew(ctx, lease)
+		if renewed != nil || err != nil {
+			return false, uncertain(errors.Join(err, renewed))
+		}
+	}
+	return true, nil
+}
