@@ -13,6 +13,7 @@ import (
 var programs = map[string]struct{ name, pkg string }{
 	"redis-server": {"redis", "redis-server"},
 	"cc":           {"cc", "gcc"},
+	"java":         {"zookeeper", "zookeeper"},
 	"postgres":     {"postgres", "postgresql"},
 	"mariadbd":     {"mariadb", "mariadb-server"},
 	"pgbouncer":    {"pgbouncer", "pgbouncer"},

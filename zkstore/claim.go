@@ -1,0 +1,644 @@
+package zkstore
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/store"
+)
+
+// record is the data of a claim's node, for people and for those who wait.
+type record struct {
+	Label string        `json:"label,omitempty"`
+	TTL   time.Duration `json:"ttl,omitempty"`
+	// Broken says who took the key from the holder.
+	Broken string `json:"broken,omitempty"`
+}
+
+const maxLabel = 64
+
+func (r record) bytes() []byte {
+	if len(r.Label) > maxLabel {
+		r.Label = r.Label[:maxLabel]
+	}
+	r.Label = strings.ToValidUTF8(r.Label, "")
+	b, err := json.Marshal(r)
+	if err != nil {
+		panic("zkstore: a record of plain values failed to encode: " + err.Error())
+	}
+	return b
+}
+
+func parseRecord(data []byte) (r record) {
+	if json.Unmarshal(data, &r) != nil {
+		return record{}
+	}
+	return r
+}
+
+// node is what a claim has in the queue: its name, and the session that it ends with. The name is
+// empty where the answer to its creation was lost.
+type node struct {
+	life *life
+	name string
+}
+
+// claim is one acquisition. Its calls follow one another: slot is full while one runs, also one
+// whose caller has left.
+//
+// A claim that nobody attends to is withdrawn by a timer: one that was granted when its ttl is over,
+// one that waits when nobody has tried, or waited, for a while.
+type claim struct {
+	s    *Store
+	key  string
+	dir  string
+	o    store.ClaimOptions
+	slot chan struct{}
+
+	mu       sync.Mutex
+	cancel   context.CancelFunc // ends the call that runs; Release calls it
+	released bool               // Release was called: nothing is taken any more
+	done     bool               // Release has succeeded
+	letGo    bool               // the node is being removed, by this claim
+	lost     bool               // the grant is gone
+	granted  bool
+	owner    string
+	node     *node // nil where there is none
+	token    fence.Token
+	until    time.Time // end of the grant
+	waiting  int       // calls of Wait
+	wake     *watch    // of the node before ours; nil where there is none
+	timer    *time.Timer
+}
+
+// begin takes the slot for a call that Release may cut short.
+func (c *claim) begin(ctx context.Context) (context.Context, context.CancelFunc, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	c.mu.Lock()
+	c.cancel = cancel
+	released := c.released
+	c.mu.Unlock()
+	err := errReleased()
+	if !released {
+		err = c.take(ctx)
+	}
+	if err != nil {
+		cancel()
+	}
+	return ctx, cancel, err
+}
+
+// take takes the slot. An earlier call that still runs leaves the outcome open.
+func (c *claim) take(ctx context.Context) error {
+	limit := time.NewTimer(c.s.limit)
+	defer limit.Stop()
+	select {
+	case c.slot <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return uncertain(context.Cause(ctx))
+	case <-limit.C:
+		return uncertain(errNoAnswer)
+	}
+}
+
+// end gives the slot back and sets the timer anew.
+func (c *claim) end() {
+	c.mu.Lock()
+	switch {
+	case c.released && !c.done: // Release may have given up waiting for this call
+		c.drop()
+	case !c.released:
+		c.arm()
+	}
+	c.mu.Unlock()
+	<-c.slot
+}
+
+// answer gives way to a Release that came meanwhile.
+func (c *claim) answer(g store.Grant, err error) (store.Grant, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.released {
+		return store.Grant{}, errReleased()
+	}
+	return g, err
+}
+
+// idle is how long a claim that waits keeps its place while nobody waits on it.
+func (c *claim) idle() time.Duration { return min(c.o.TTL/4, 2*time.Second) }
+
+// arm sets the timer at which the claim is withdrawn. mu is held.
+func (c *claim) arm() {
+	if c.timer != nil {
+		c.timer.Stop()
+		c.timer = nil
+	}
+	if c.node == nil || c.waiting > 0 {
+		return
+	}
+	d := c.idle()
+	if c.granted {
+		d = time.Until(c.until)
+	}
+	c.timer = time.AfterFunc(d, c.expire)
+}
+
+// expire withdraws a claim that nobody has attended to. A call that runs now arms the timer anew
+// when it ends.
+func (c *claim) expire() {
+	select {
+	case c.slot <- struct{}{}:
+	default:
+		return
+	}
+	defer func() { <-c.slot }()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.released && !c.lost, c.waiting > 0:
+		return
+	case c.granted && time.Now().Before(c.until):
+		c.arm() // it was extended meanwhile
+		return
+	}
+	c.lost = c.lost || c.granted
+	c.drop()
+}
+
+// drop removes the node in the background, and prepares for another. mu is held.
+func (c *claim) drop() {
+	if c.node == nil {
+		return
+	}
+	c.letGo = true
+	go c.s.discard(*c.node, c.dir, c.owner)
+	if !c.released {
+		c.forget()
+	}
+}
+
+// forget prepares for another node. mu is held.
+func (c *claim) forget() {
+	c.node, c.wake = nil, nil
+	if !c.granted {
+		c.owner = newOwner()
+	}
+}
+
+// discard removes a node for certain: the session's end removes it too.
+func (s *Store) discard(n node, dir, owner string) {
+	ctx := context.Background()
+	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		l, err := s.s.await(ctx)
+		if n.life.over() || err == nil && l != n.life {
+			return
+		}
+		if err == nil {
+			if err = s.remove(l, &n, dir, owner); err == nil || errors.Is(err, zk.ErrNoNode) {
+				return
+			}
+		}
+		select {
+		case <-time.After(pause):
+		case <-n.life.ended:
+			return
+		}
+	}
+}
+
+// remove deletes a node, after it has looked for its name where that is not known.
+func (s *Store) remove(l *life, n *node, dir, owner string) error {
+	if err := s.find(l, n, dir, owner); err != nil {
+		return err
+	}
+	return s.delete(l, dir+"/"+n.name)
+}
+
+// find looks for the name of a node whose creation had no answer. zk.ErrNoNode says that there is
+// none, and never will be: what a connection before this one has sent was executed before the
+// sync, or is refused.
+func (s *Store) find(l *life, n *node, dir, owner string) error {
+	if n.name != "" {
+		return nil
+	}
+	if err := s.sync(l, dir); err != nil {
+		return err
+	}
+	names, err := s.children(l, dir)
+	if err != nil {
+		return err
+	}
+	list := members(names)
+	at := place(list, owner)
+	if at < 0 {
+		return zk.ErrNoNode
+	}
+	n.name = list[at].name
+	return nil
+}
+
+// Try makes one attempt. See [store.Claim].
+func (c *claim) Try(ctx context.Context) (store.Grant, error) {
+	if err := cmp.Or(store.CheckKey(c.key), c.s.info.CheckTTL(c.o.TTL)); err != nil {
+		return store.Grant{}, err
+	}
+	ctx, cancel, err := c.begin(ctx)
+	if err != nil {
+		return c.answer(store.Grant{}, err)
+	}
+	defer cancel()
+	c.mu.Lock()
+	before := c.granted
+	c.mu.Unlock()
+	g, err := race(ctx, c.s.limit, c.try, func(left bool) {
+		if left && !before { // nobody knows of the grant
+			c.mu.Lock()
+			c.granted = false
+			c.mu.Unlock()
+		}
+		c.end()
+	})
+	return c.answer(g, classify(err, true))
+}
+
+func (c *claim) try(ctx context.Context) (store.Grant, error) {
+	start := time.Now()
+	l, err := c.s.s.await(ctx)
+	if err != nil {
+		return store.Grant{}, err
+	}
+	for range 3 {
+		g, err := c.attempt(ctx, l, start)
+		if !errors.Is(err, errGone) {
+			return g, err
+		}
+	}
+	return store.Grant{}, unavailable(errGone)
+}
+
+// attempt makes sure that the claim has a node, where it may have one, and looks where it stands.
+// errGone says that the node has gone, and another may be made.
+func (c *claim) attempt(ctx context.Context, l *life, start time.Time) (store.Grant, error) {
+	n, err := c.current(l)
+	if err != nil {
+		return store.Grant{}, err
+	}
+	if n != nil { // the leader must answer in this call; see the package documentation
+		err := c.s.find(l, n, c.dir, c.owner)
+		if errors.Is(err, zk.ErrNoNode) {
+			return store.Grant{}, c.gone()
+		}
+		if err == nil {
+			err = c.s.sync(l, c.dir)
+		}
+		if err != nil {
+			return store.Grant{}, readFailed(err)
+		}
+		return c.look(ctx, l, n, start)
+	}
+	if !c.o.Wait {
+		if held, err := c.peek(l); err != nil || held != nil {
+			return store.Grant{}, orHeld(held, readFailed(err))
+		}
+	}
+	if n, err = c.enter(ctx, l); err != nil {
+		return store.Grant{}, err
+	}
+	return c.look(ctx, l, n, start)
+}
+
+func orHeld(held *store.HeldError, err error) error {
+	if held != nil {
+		return held
+	}
+	return err
+}
+
+// readFailed is classify for a read, in a call that has changed nothing.
+func readFailed(err error) error { return classify(err, false) }
+
+// current is the node that the claim has in this session, and a loss where its grant has ended.
+func (c *claim) current(l *life) (*node, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.node != nil && c.node.life != l {
+		c.lost = c.lost || c.granted
+		c.forget()
+	}
+	if c.lost {
+		return nil, &store.LostError{}
+	}
+	return c.node, nil
+}
+
+// gone takes note that the node does not exist.
+func (c *claim) gone() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lost = c.lost || c.granted
+	c.forget()
+	if c.lost {
+		return &store.LostError{}
+	}
+	return errGone
+}
+
+// enter makes the node.
+func (c *claim) enter(ctx context.Context, l *life) (*node, error) {
+	c.mu.Lock()
+	owner := c.owner
+	c.mu.Unlock()
+	data := record{Label: c.o.Label, TTL: c.o.TTL}.bytes()
+	for range 3 {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		n := &node{life: l}
+		c.mu.Lock()
+		if c.released {
+			c.mu.Unlock()
+			return nil, errReleased()
+		}
+		c.node, c.letGo = n, false
+		c.mu.Unlock()
+		made, err := call(c.s.s, l, func() (string, error) {
+			return c.s.s.conn.Create(c.dir+"/"+nodePrefix+owner+"-", data, zk.FlagEphemeralSequential, c.s.acl)
+		})
+		c.mu.Lock()
+		switch {
+		case err == nil:
+			n.name = made[strings.LastIndexByte(made, '/')+1:]
+			if now := c.s.s.current(); now != l { // it was sent late, through another session
+				n.life = now
+			}
+		case !unknown(err):
+			c.node = nil
+		}
+		c.mu.Unlock()
+		switch {
+		case err == nil:
+			return n, nil
+		case !errors.Is(err, zk.ErrNoNode):
+			return nil, classify(err, true)
+		}
+		if err := c.s.queue(l, c.dir, c.key); err != nil {
+			return nil, readFailed(err) // no grant is at stake
+		}
+	}
+	return nil, unavailable(zk.ErrNoNode)
+}
+
+// peek answers who holds the key, without a transaction, and nil where nobody does.
+func (c *claim) peek(l *life) (*store.HeldError, error) {
+	for fresh := range 2 {
+		names, err := c.s.children(l, c.dir)
+		if errors.Is(err, zk.ErrNoNode) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		list := members(names)
+		if len(list) == 0 {
+			return nil, nil
+		}
+		if fresh == 0 { // the server may lag behind; a refusal must be true
+			if err := c.s.sync(l, c.dir); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		w, err := c.s.s.watch(l, c.dir+"/"+list[0].name)
+		if errors.Is(err, zk.ErrNoNode) {
+			return nil, nil // free, or the next one's: the node that is made now tells
+		}
+		if err != nil {
+			return nil, err
+		}
+		c.mu.Lock()
+		c.wake = w
+		c.mu.Unlock()
+		return &store.HeldError{Holder: holder(c.key, list[0], w.data, w.stat)}, nil
+	}
+	return nil, nil
+}
+
+// look says where the node stands. The leader has answered since start, and what is read now is
+// at least as new.
+func (c *claim) look(ctx context.Context, l *life, n *node, start time.Time) (store.Grant, error) {
+	type listing struct {
+		names []string
+		err   error
+	}
+	children := make(chan listing, 1)
+	go func() {
+		names, err := c.s.children(l, c.dir)
+		children <- listing{names, err}
+	}()
+	own, err := c.s.get(l, c.dir+"/"+n.name)
+	all := <-children
+	if err == nil {
+		err = all.err
+	}
+	if errors.Is(err, zk.ErrNoNode) {
+		return store.Grant{}, c.gone()
+	}
+	if err != nil {
+		return store.Grant{}, classify(err, true)
+	}
+	list := members(all.names)
+	switch at := place(list, c.owner); {
+	case at < 0:
+		return store.Grant{}, c.gone()
+	case at == 0 && parseRecord(own.data).Broken != "":
+		return store.Grant{}, c.broken()
+	case at == 0:
+		return c.grant(l, own.stat, start)
+	default:
+		return store.Grant{}, c.refused(ctx, l, n, list, at)
+	}
+}
+
+// broken takes note that an operator has taken the key away. The node stays until its ttl is over.
+func (c *claim) broken() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lost = true
+	return &store.LostError{}
+}
+
+func (c *claim) grant(l *life, stat zk.Stat, start time.Time) (store.Grant, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ttl := min(c.o.TTL, l.trusted())
+	c.granted, c.token, c.wake = true, fence.Token(stat.Czxid), nil
+	c.until = start.Add(ttl)
+	return store.Grant{Token: c.token, Owner: c.owner, TTL: ttl}, nil
+}
+
+// refused answers who holds the key, and watches the node before ours. A claim that does not wait
+// leaves.
+func (c *claim) refused(ctx context.Context, l *life, n *node, list []member, at int) error {
+	before, err := c.s.s.watch(l, c.dir+"/"+list[at-1].name)
+	h := holder(c.key, list[0], nil, zk.Stat{})
+	switch {
+	case err != nil && !errors.Is(err, zk.ErrNoNode):
+		return readFailed(err)
+	case err == nil && at == 1:
+		h = holder(c.key, list[0], before.data, before.stat)
+	case at > 1:
+		if first, err := c.s.get(l, c.dir+"/"+list[0].name); err == nil {
+			h = holder(c.key, list[0], first.data, first.stat)
+		}
+	}
+	h.TTL = cmp.Or(h.TTL, c.o.TTL)
+	c.mu.Lock()
+	c.wake = before
+	c.mu.Unlock()
+	if c.o.Wait {
+		return &store.HeldError{Holder: h, Place: at}
+	}
+	c.mu.Lock()
+	c.drop()
+	c.mu.Unlock()
+	return &store.HeldError{Holder: h}
+}
+
+// holder describes the first in the queue. Nobody but the holder knows when it last extended, so
+// TTL is the most that can be left.
+func holder(key string, m member, data []byte, stat zk.Stat) store.Holder {
+	r := parseRecord(data)
+	h := store.Holder{Key: key, Owner: m.owner, Label: r.Label, Token: fence.Token(stat.Czxid), TTL: r.TTL, Held: since(stat.Ctime)}
+	if r.Broken != "" {
+		h.Owner, h.Label, h.Broken, h.Token = brokenBy+m.owner, r.Broken, true, 0
+	}
+	return h
+}
+
+// since is the time since a server's clock showed ms, by the wall clock of this machine.
+func since(ms int64) time.Duration {
+	if ms == 0 {
+		return 0
+	}
+	return max(0, time.Since(time.UnixMilli(ms)))
+}
+
+// Extend asks for the ttl anew. See [store.Claim].
+func (c *claim) Extend(ctx context.Context) (store.Grant, error) {
+	r := c.s.ExtendMany(ctx, []store.Claim{c})[0]
+	return r.Grant, r.Err
+}
+
+// Release gives the key back. See [store.Claim].
+func (c *claim) Release(ctx context.Context) error {
+	c.mu.Lock()
+	c.released = true
+	if c.cancel != nil {
+		c.cancel()
+	}
+	if c.timer != nil && !c.lost {
+		c.timer.Stop()
+	}
+	c.mu.Unlock()
+	if err := ctx.Err(); err != nil {
+		return uncertain(err)
+	}
+	if err := c.take(ctx); err != nil {
+		return err
+	}
+	lost, err := race(ctx, c.s.limit, c.release, func(bool) { <-c.slot })
+	if err != nil && !errors.Is(err, store.ErrUncertain) {
+		err = uncertain(err)
+	}
+	return cmp.Or(err, lost)
+}
+
+func (c *claim) release(ctx context.Context) (lost, err error) {
+	c.mu.Lock()
+	n, owner, letGo := c.node, c.owner, c.letGo
+	switch {
+	case c.lost:
+		c.mu.Unlock()
+		return &store.LostError{}, nil
+	case c.done, n == nil, n.life.over():
+		c.done = true
+		if n != nil && c.granted && n.life.over() && !letGo {
+			c.lost = true
+			lost = &store.LostError{}
+		}
+		c.mu.Unlock()
+		return lost, nil
+	}
+	c.letGo = true
+	c.mu.Unlock()
+	l, err := c.s.s.await(ctx)
+	if err == nil && l == n.life {
+		err = c.s.remove(l, n, c.dir, owner)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case err == nil && l == n.life:
+		c.done = true
+	case err == nil, errors.Is(err, zk.ErrNoNode):
+		if c.done = true; c.granted && !letGo {
+			c.lost = true
+			return &store.LostError{}, nil
+		}
+	default:
+		go c.s.discard(*n, c.dir, owner)
+		return nil, classify(err, true)
+	}
+	return nil, nil
+}
+
+// Wait returns when the claim before this one in the queue has gone. See [store.Waiter].
+func (c *claim) Wait(ctx context.Context, held *store.HeldError) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	w := c.wake
+	c.waiting++
+	c.arm()
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.waiting--; !c.released {
+			c.arm()
+		}
+	}()
+	left := held.Holder.TTL
+	var fired <-chan struct{}
+	if w != nil && w.err == nil {
+		fired = w.fired
+	} else {
+		left = min(left, pollEvery)
+	}
+	timer := time.NewTimer(left)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-fired:
+	case <-timer.C:
+	case <-c.s.s.closing:
+	}
+	return nil
+}
+
+// pollEvery is how long a claim waits that has nothing to watch.
+const pollEvery = 100 * time.Millisecond

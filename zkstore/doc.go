@@ -1,0 +1,50 @@
+// Package zkstore keeps locks in ZooKeeper (3.5 or later), over github.com/go-zookeeper/zk.
+//
+//	s, err := zkstore.Dial(zkstore.Options{Servers: []string{"zk1:2181", "zk2:2181", "zk3:2181"}})
+//	locks, err := holdfast.New(s, nil)
+//
+// # One session
+//
+// A [Store] has one ZooKeeper session, which all of its claims share: a thousand leases cost one
+// connection and one heartbeat. A claim is an ephemeral sequential node whose name has a random
+// owner, so that a node whose creation had no answer is found again (the "protected" node of
+// ZooKeeper's recipes). The node with the lowest number holds the key, and each waiter watches
+// the one before it: first come, first served, also between processes, without a herd.
+//
+// What ends a lease:
+//
+//   - Its holder does not extend it: the Store removes the node when the ttl is over.
+//   - The holder's process dies, or is cut off: the servers end its session, one session timeout
+//     and up to one tick after they last heard of it. This is what [store.Info] calls the step of a
+//     ttl, and the time that a dead holder can keep the others waiting.
+//   - The session ends for another reason, such as an administrator.
+//
+// # Validity
+//
+// A client cannot see that its session has ended. A follower that is cut off from its leader goes
+// on answering reads and pings until it notices, while the leader ends the session: a client was
+// seen to read its own node for more than six seconds after the leader had deleted it. So nothing
+// here relies on the state of the connection. A lease is extended by a sync, which the leader
+// answers, and a read that the server executes after it; and it is trusted for half of the
+// session's timeout, counted from before the sync was sent. The leader hears of a session with
+// its followers' answers to its own pings, twice a tick, in the same stream as the sync, and
+// the timeout of a session is at least two ticks. A server that is configured with a
+// minSessionTimeout below two ticks breaks this rule; do not use one.
+//
+// Half of the session's timeout is therefore the largest ttl. Where a server grants a shorter
+// timeout than asked (at most 20 ticks, unless configured otherwise), leases are shorter, too.
+//
+// # Tokens
+//
+// The fencing token is the czxid of the node: the 64-bit number of the transaction that made it,
+// which grows over elections. It is not the number in the node's name, which has 32 bits, wraps,
+// and starts again when the parent has been deleted. Tokens go back only with the data of the
+// ensemble: when it is wiped, or restored from an older copy.
+//
+// # Nodes
+//
+// Everything lies below Chroot/holdfast: locks under locks, and the marks of a [Guard] under marks.
+// A key is hashed, because paths cannot hold arbitrary bytes; the node of the hash has the key as
+// its data. It is a container, which the servers remove some time after the last claim has gone.
+// With credentials, nodes can be read and changed by their user alone.
+package zkstore

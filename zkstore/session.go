@@ -1,0 +1,369 @@
+package zkstore
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/holdfast-go/holdfast/store"
+)
+
+// session is the connection of a Store, over as many ZooKeeper sessions as there have to be: one
+// at a time, each a life.
+type session struct {
+	conn  *zk.Conn
+	asked time.Duration // the timeout
+	auth  []byte        // of the scheme digest; nil for none
+
+	dialled chan struct{} // closed when conn is set
+	closing chan struct{} // closed by Close
+
+	mu      sync.Mutex
+	link    *link
+	life    *life         // nil where no session stands
+	up      bool          // requests are sent
+	authed  bool          // the client library knows the credentials
+	changed chan struct{} // closed and replaced when up changes
+	watches map[string]*watch
+}
+
+// life is one ZooKeeper session. Its ephemeral nodes end with it.
+type life struct {
+	id      int64
+	timeout time.Duration // as the servers have granted it
+	ended   chan struct{} // closed when the servers have said so
+}
+
+// trusted is how long a lease may be trusted from before the request that confirmed it.
+func (l *life) trusted() time.Duration { return l.timeout / 2 }
+
+// over reports whether the session has ended.
+func (l *life) over() bool {
+	select {
+	case <-l.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+func dial(servers []string, timeout time.Duration, auth []byte) (*session, error) {
+	s := &session{
+		asked: timeout, auth: auth, authed: auth == nil,
+		dialled: make(chan struct{}), closing: make(chan struct{}), changed: make(chan struct{}),
+		watches: map[string]*watch{},
+	}
+	conn, _, err := zk.Connect(servers, timeout,
+		zk.WithDialer(s.dial), zk.WithHostProvider(&hosts{}), zk.WithEventCallback(s.event),
+		zk.WithLogger(silent{}), zk.WithLogInfo(false), zk.WithMaxConnBufferSize(connBuffer), zk.WithMaxBufferSize(1<<20+1<<16))
+	if err != nil {
+		return nil, &store.InvalidError{Field: "Servers", Rule: oneLine(err)}
+	}
+	s.conn = conn
+	close(s.dialled)
+	return s, nil
+}
+
+// connBuffer holds the largest request: the marks and nodes are small, the operations of a guarded
+// write at most what a server takes by default.
+const connBuffer = 1<<20 + 1<<16
+
+// silent keeps the client library from writing to standard error: a library has no log.
+type silent struct{}
+
+func (silent) Printf(string, ...any) {}
+
+func (s *session) close() {
+	s.mu.Lock()
+	select {
+	case <-s.closing:
+		s.mu.Unlock()
+		return
+	default:
+	}
+	close(s.closing)
+	s.mu.Unlock()
+	s.conn.Close()
+	s.mu.Lock()
+	s.down()
+	s.end()
+	l := s.link
+	s.mu.Unlock()
+	if l != nil {
+		l.Close()
+	}
+}
+
+// event is called by the client library, in its loops: it does not block.
+func (s *session) event(e zk.Event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e.Type != zk.EventSession {
+		s.fire(e.Path)
+		return
+	}
+	switch e.State {
+	case zk.StateHasSession:
+		s.begin()
+	case zk.StateExpired:
+		s.down()
+		s.end()
+	case zk.StateDisconnected:
+		s.down()
+	}
+}
+
+// begin takes note of the session that the handshake has answered. mu is held.
+func (s *session) begin() {
+	id, timeout := s.link.session()
+	if s.life == nil || s.life.id != id {
+		s.end()
+		s.life = &life{id: id, ended: make(chan struct{})}
+	}
+	s.life.timeout = timeout
+	if !s.authed {
+		go s.authenticate(s.link)
+		return
+	}
+	s.set(true)
+}
+
+// authenticate gives the credentials to the client library, which sends them again for each later
+// connection before anything else.
+func (s *session) authenticate(l *link) {
+	<-s.dialled
+	defer s.watchdog(s.asked)()
+	err := s.conn.AddAuth("digest", s.auth)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		return // the next connection tries again
+	}
+	s.authed = true
+	if s.link == l && s.life != nil {
+		s.set(true)
+	}
+}
+
+func (s *session) down() { s.set(false) }
+
+// end ends the life. mu is held.
+func (s *session) end() {
+	if s.life == nil {
+		return
+	}
+	close(s.life.ended)
+	s.life = nil
+	for path := range s.watches {
+		s.fire(path)
+	}
+}
+
+func (s *session) set(up bool) {
+	if s.up != up {
+		s.up = up
+		close(s.changed)
+		s.changed = make(chan struct{})
+	}
+}
+
+// connectLimit bounds the wait for a session.
+const connectLimit = 2 * time.Second
+
+// await waits for a session through which requests can be sent, for at most [connectLimit].
+// Its errors say that nothing was sent.
+func (s *session) await(ctx context.Context) (*life, error) {
+	var limit *time.Timer
+	for {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		s.mu.Lock()
+		l, up, changed := s.life, s.up, s.changed
+		s.mu.Unlock()
+		select {
+		case <-s.closing:
+			return nil, unavailable(errors.New("the store was closed"))
+		default:
+		}
+		if up && l != nil {
+			return l, nil
+		}
+		if limit == nil {
+			limit = time.NewTimer(connectLimit)
+			defer limit.Stop()
+		}
+		select {
+		case <-changed:
+		case <-s.closing:
+		case <-ctx.Done():
+		case <-limit.C:
+			return nil, unavailable(errors.New("there is no session with ZooKeeper; a quorum of its servers must be reachable"))
+		}
+	}
+}
+
+// patience is how long one request may take before its server is given up for another one:
+// early enough that a lease which is extended each third of its ttl survives a server that has
+// stopped, or is cut off from its leader.
+func patience(timeout time.Duration) time.Duration {
+	return min(max(timeout/6, 200*time.Millisecond), 5*time.Second)
+}
+
+// watchdog cuts the connection unless it is stopped in time. The client library then goes to the
+// next server, with the same session.
+func (s *session) watchdog(timeout time.Duration) (stop func()) {
+	t := time.AfterFunc(patience(timeout), func() {
+		s.mu.Lock()
+		l := s.link
+		s.mu.Unlock()
+		if l != nil {
+			l.Close()
+		}
+	})
+	return func() { t.Stop() }
+}
+
+// watch is one watch of a node, which all who wait for that node share.
+type watch struct {
+	fired chan struct{} // closed at the first change of the node, or with the session
+	once  sync.Once
+	data  []byte
+	stat  zk.Stat
+	err   error
+}
+
+// watch reads a node and watches it, unless it is watched already.
+func (s *session) watch(l *life, path string) (*watch, error) {
+	s.mu.Lock()
+	w := s.watches[path]
+	if w == nil {
+		w = &watch{fired: make(chan struct{})}
+		s.watches[path] = w
+	}
+	s.mu.Unlock()
+	w.once.Do(func() {
+		defer s.watchdog(l.timeout)()
+		data, stat, _, err := s.conn.GetW(path)
+		if w.err = err; err == nil {
+			w.data, w.stat = data, *stat
+			return
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.watches[path] == w {
+			s.fire(path)
+		}
+	})
+	return w, w.err
+}
+
+// fire tells those who watch a node. mu is held.
+func (s *session) fire(path string) {
+	if w := s.watches[path]; w != nil {
+		delete(s.watches, path)
+		close(w.fired)
+	}
+}
+
+// dial is the dialer of the client library.
+func (s *session) dial(network, addr string, timeout time.Duration) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	go func() {
+		select {
+		case <-s.closing:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	var d net.Dialer
+	c, err := d.DialContext(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	l := &link{Conn: c, limit: patience(s.asked)}
+	s.mu.Lock()
+	s.link = l
+	s.mu.Unlock()
+	return l, nil
+}
+
+// link is a connection. It reads the server's answer to the handshake along, because the client
+// library does not tell the timeout that the server has granted.
+type link struct {
+	net.Conn
+	limit time.Duration // for the answer to the handshake; the library would wait for many timeouts
+	head  []byte
+}
+
+// headLen is up to the end of the session's id: length, version, timeout, id.
+const headLen = 4 + 4 + 4 + 8
+
+func (l *link) Read(b []byte) (int, error) {
+	n, err := l.Conn.Read(b)
+	if rest := headLen - len(l.head); rest > 0 {
+		l.head = append(l.head, b[:min(n, rest)]...)
+	}
+	return n, err
+}
+
+func (l *link) SetReadDeadline(t time.Time) error {
+	if len(l.head) < headLen {
+		t = time.Now().Add(l.limit)
+	}
+	return l.Conn.SetReadDeadline(t)
+}
+
+// session is what the server has answered.
+func (l *link) session() (id int64, timeout time.Duration) {
+	ms := int32(binary.BigEndian.Uint32(l.head[8:]))
+	return int64(binary.BigEndian.Uint64(l.head[12:])), time.Duration(ms) * time.Millisecond
+}
+
+// hosts gives the client library its servers in turn. It looks no name up: dialling does, each
+// time. After a connection is lost the next server is tried at once, and after a whole turn the
+// library pauses for a second, and gives up what it has not sent.
+type hosts struct {
+	mu      sync.Mutex
+	servers []string
+	next    int
+	tried   int
+}
+
+func (h *hosts) Init(servers []string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.servers = servers
+	return nil
+}
+
+func (h *hosts) Len() int { return len(h.servers) }
+
+func (h *hosts) Next() (server string, pause bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	pause = h.tried > 0 && h.tried%len(h.servers) == 0
+	h.tried++
+	server = h.servers[h.next%len(h.servers)]
+	h.next++
+	return server, pause
+}
+
+func (h *hosts) Connected() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.tried = 0
+}
+
+// current is the session that stands, or nil.
+func (s *session) current() *life {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.life
+}
