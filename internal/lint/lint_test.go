@@ -22,7 +22,7 @@ const (
 )
 
 // Modules that users import, by directory. They build with the previous Go.
-var libraries = []string{".", "redlock/goredisnode", "redlock/rueidisnode", "etcdstore"}
+var libraries = []string{".", "redlock/goredisnode", "redlock/rueidisnode", "etcdstore", "zkstore"}
 
 // Modules that are not for import: they may use what they like.
 var others = []string{"bench", "cmd/holdfast", "conformance", "examples"}

@@ -1,0 +1,3 @@
+package zookeeper
+
+var children = map[string]func(){}
