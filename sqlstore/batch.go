@@ -1,16 +1,15 @@
 package sqlstore
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"slices"
 	"time"
 
+	"github.com/holdfast-go/holdfast/internal/clock"
 	"github.com/holdfast-go/holdfast/store"
 )
 
-// batchSize bounds a transaction, so that it is short.
+// batchSize bounds a transaction, or a statement, so that it is short.
 const batchSize = 256
 
 var (
@@ -21,7 +20,7 @@ var (
 	_ store.Waiter        = (*claim)(nil)
 )
 
-// ExtendMany extends the claims in transactions of up to 256. See [store.BatchExtender].
+// ExtendMany extends up to 256 claims by one transaction. See [store.BatchExtender].
 func (s *Store) ExtendMany(ctx context.Context, claims []store.Claim) []store.Result {
 	results := make([]store.Result, len(claims))
 	var ours []*claim
@@ -86,39 +85,50 @@ func (s *Store) own(any store.Claim) (*claim, error) {
 // extend extends claims whose slots are taken.
 func (s *Store) extend(ctx context.Context, claims []*claim) []store.Result {
 	start := s.clock.Now()
-	results := make([]store.Result, 0, len(claims))
-	for part := range slices.Chunk(claims, batchSize) {
-		var now, passed time.Duration
-		answers := make([]error, len(part))
-		err := s.write(ctx, func(t *tx) error {
-			now, passed = t.now, t.sent.Sub(start)
-			for i, c := range part {
-				answers[i] = c.extend(t)
-				if err := answers[i]; err != nil && !hasKind(err) {
-					return err
-				}
-			}
-			return nil
-		})
-		for i, c := range part {
-			if err := cmp.Or(err, answers[i]); err != nil {
-				results = append(results, store.Result{Err: c.failed(err)})
-				continue
-			}
-			results = append(results, store.Result{Grant: c.extended(now, passed)})
-		}
+	results := make([]store.Result, len(claims))
+	for at := 0; at < len(claims); at += batchSize {
+		end := min(at+batchSize, len(claims))
+		s.extendBatch(ctx, start, claims[at:end], results[at:end])
 	}
 	return results
 }
 
-func (c *claim) extend(t *tx) error {
-	c.mu.Lock()
-	owner, token, lost := c.owner, c.token, c.lost
-	c.mu.Unlock()
-	if token == 0 || lost {
-		return &store.LostError{}
+func (s *Store) extendBatch(ctx context.Context, start clock.Instant, claims []*claim, results []store.Result) {
+	var leases []lease
+	var place []int
+	for i, c := range claims {
+		l, err := c.lease()
+		if err != nil {
+			results[i].Err = err
+			continue
+		}
+		leases, place = append(leases, l), append(place, i)
 	}
-	return t.extend(c.key, owner, token, c.o.TTL)
+	if len(leases) == 0 {
+		return
+	}
+	x, err := s.engine.extend(ctx, leases)
+	for i, at := range place {
+		c, err := claims[at], err
+		if err == nil {
+			err = x.errs[i]
+		}
+		if err != nil {
+			results[at].Err = c.failed(err)
+			continue
+		}
+		results[at].Grant = c.extended(x.now, x.sent.Sub(start))
+	}
+}
+
+// lease is what the claim holds, as far as it knows.
+func (c *claim) lease() (lease, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.token == 0 || c.lost {
+		return lease{}, &store.LostError{}
+	}
+	return lease{c.key, c.owner, c.token, c.o.TTL}, nil
 }
 
 func (c *claim) extended(now, passed time.Duration) store.Grant {

@@ -13,12 +13,6 @@ import (
 	"github.com/holdfast-go/holdfast/store"
 )
 
-// Pauses between two looks of a waiter at the row: a plain read, which takes no lock.
-const (
-	minPoll = 5 * time.Millisecond
-	maxPoll = 50 * time.Millisecond
-)
-
 // claim is one acquisition. Its transactions follow one another: slot is full while one
 // runs, also one whose caller has left, so that none can overtake a later one.
 type claim struct {
@@ -106,58 +100,41 @@ func (c *claim) Try(ctx context.Context) (store.Grant, error) {
 
 func (c *claim) try(ctx context.Context) (store.Grant, error) {
 	start := c.s.clock.Now()
-	owner, err := c.attempt()
+	owner, tried, err := c.attempt()
 	if err != nil {
 		return store.Grant{}, err
 	}
-	r, err := c.s.peek(ctx, c.key)
-	if err != nil {
-		return store.Grant{}, err
-	}
-	// A refusal costs a read and no lock.
-	if now := c.s.clock.now(); r.live(c.s.clock, now) && r.owner != owner {
-		return store.Grant{}, r.held(now)
-	}
-	var passed time.Duration
-	c.mu.Lock()
-	c.tried = true
-	c.mu.Unlock()
-	err = c.s.write(ctx, func(t *tx) (err error) {
-		passed = t.sent.Sub(start)
-		r, err = t.grant(c.key, owner, c.o)
-		return err
-	})
-	if err != nil {
-		return store.Grant{}, err
-	}
+	g, err := c.s.engine.grant(ctx, c.key, owner, c.o)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.token, c.until = fence.Token(r.token), r.expires
-	return store.Grant{Token: c.token, Owner: owner, TTL: c.o.TTL + passed}, nil
+	if err != nil {
+		c.tried = tried || errors.Is(err, store.ErrUncertain)
+		return store.Grant{}, err
+	}
+	c.token, c.until = fence.Token(g.token), g.until
+	return store.Grant{Token: c.token, Owner: owner, TTL: c.o.TTL + g.sent.Sub(start)}, nil
 }
 
-// attempt returns the owner to ask for: a fresh one where the last grant has ended.
-func (c *claim) attempt() (string, error) {
+// attempt returns the owner to ask for, a fresh one where the last grant has ended, and
+// whether the row may have been ours before.
+func (c *claim) attempt() (owner string, tried bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.lost {
-		return "", &store.LostError{}
+		return "", false, &store.LostError{}
 	}
 	if c.token != 0 && c.until <= c.s.clock.now() {
 		c.owner, c.token = randomID(), 0
 	}
-	return c.owner, nil
+	tried, c.tried = c.tried, true
+	return c.owner, tried, nil
 }
 
 // giveBack releases what was granted after the caller had left.
 func (c *claim) giveBack() {
 	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
 	defer cancel()
-	err := c.s.write(ctx, func(t *tx) error {
-		_, err := t.release(c.key, c.owner)
-		return err
-	})
-	if err != nil {
+	if _, err := c.s.engine.release(ctx, c.key, c.owner); err != nil {
 		return // it ends with its ttl
 	}
 	c.mu.Lock()
@@ -209,21 +186,15 @@ func (c *claim) release(ctx context.Context) (lost, err error) {
 	if idle {
 		return nil, nil
 	}
-	var now time.Duration
-	var r row
-	err = c.s.write(ctx, func(t *tx) (err error) {
-		now = t.now
-		r, err = t.release(c.key, owner)
-		return err
-	})
+	r, err := c.s.engine.release(ctx, c.key, owner)
 	c.s.wake(c.key)
 	if err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.token != 0 && !(unsure && c.leftBy(r, now)) {
-		lost = r.loss(c.s.clock, owner, now)
+	if c.token != 0 && !(unsure && c.leftBy(r)) {
+		lost = r.loss(owner)
 	}
 	c.done, c.unsure = lost == nil, false
 	return lost, nil
@@ -231,20 +202,23 @@ func (c *claim) release(ctx context.Context) (lost, err error) {
 
 // leftBy reports whether an earlier Release whose answer was lost explains what was
 // found instead of the grant. The caller holds mu.
-func (c *claim) leftBy(r row, now time.Duration) bool {
+func (c *claim) leftBy(r row) bool {
 	if r.owner == "" && r.token == int64(c.token) {
 		return true
 	}
-	return now < c.until && !strings.HasPrefix(r.owner, brokenBy)
+	return c.s.clock.now() < c.until && !strings.HasPrefix(r.owner, brokenBy)
 }
 
-// Wait looks at the row every 5 to 50 ms, and returns at once when the key is released by
-// a claim of the same Store. See [store.Waiter].
+// Wait looks at the row again and again, at random times, by a plain read, which takes no lock:
+// every 5 to 50 ms in SQLite, every 50 to 500 ms at a server. It returns at once when the key is
+// released by a claim of the same Store, or of another one that a [Listener] hears of. See
+// [store.Waiter].
 func (c *claim) Wait(ctx context.Context, held *store.HeldError) error {
 	start := c.s.clock.Now()
 	freed, leave := c.s.awaitFreed(c.key)
 	defer leave()
-	for pause := minPoll; ; pause = min(pause*3/2, maxPoll) {
+	defer c.s.listen()()
+	for pause := c.s.minPoll; ; pause = min(pause*3/2, 10*c.s.minPoll) {
 		left := held.Holder.TTL - c.s.clock.Since(start)
 		if left <= 0 {
 			return ctx.Err()
@@ -270,8 +244,8 @@ func (c *claim) Wait(ctx context.Context, held *store.HeldError) error {
 }
 
 func (c *claim) heldByAnother(ctx context.Context) (bool, error) {
-	r, err := c.s.peek(ctx, c.key)
-	return r.live(c.s.clock, c.s.clock.now()), err
+	r, err := c.s.engine.read(ctx, c.key)
+	return r.live(), err
 }
 
 // freed is closed when a key is released in this process.

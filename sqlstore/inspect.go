@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"github.com/holdfast-go/holdfast/fence"
-	"github.com/holdfast-go/holdfast/internal/label"
 	"github.com/holdfast-go/holdfast/store"
 )
 
@@ -19,12 +18,12 @@ func (s *Store) Inspect(ctx context.Context, key string) (store.Holder, error) {
 	if err := ctx.Err(); err != nil {
 		return store.Holder{}, err
 	}
-	r, err := race(ctx, func(ctx context.Context) (row, error) { return s.peek(ctx, key) }, nil)
+	r, err := race(ctx, func(ctx context.Context) (row, error) { return s.engine.read(ctx, key) }, nil)
 	if err != nil {
 		return store.Holder{}, err
 	}
-	if now := s.clock.now(); r.live(s.clock, now) {
-		return r.holder(now), nil
+	if r.live() {
+		return r.holder(), nil
 	}
 	return store.Holder{Key: key, Token: fence.Token(r.token)}, nil
 }
@@ -43,17 +42,16 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[store.Holder,
 				yield(store.Holder{}, err)
 				return
 			}
-			page, err := race(ctx, func(ctx context.Context) ([]row, error) { return s.page(ctx, after, prefix) }, nil)
+			page, err := race(ctx, func(ctx context.Context) ([]row, error) { return s.engine.list(ctx, after, prefix) }, nil)
 			if err != nil {
 				yield(store.Holder{}, err)
 				return
 			}
-			now := s.clock.now()
 			for _, r := range page {
 				if !strings.HasPrefix(r.key, prefix) {
 					return // behind the last one
 				}
-				if r.live(s.clock, now) && !yield(r.holder(now), nil) {
+				if r.live() && !yield(r.holder(), nil) {
 					return
 				}
 			}
@@ -64,35 +62,6 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[store.Holder,
 		}
 	}
 }
-
-// page reads the rows with an owner that follow after, from prefix on.
-func (s *Store) page(ctx context.Context, after, prefix string) (page []row, err error) {
-	if err := s.checked(ctx); err != nil {
-		return nil, err
-	}
-	err = s.retry(ctx, func() error {
-		page = nil
-		rows, err := s.db.QueryContext(ctx, listSQL, []byte(after), []byte(prefix), pageSize)
-		if err != nil {
-			return err
-		}
-		defer rows.Close()
-		for rows.Next() {
-			var r row
-			var key []byte
-			if err := rows.Scan(&key, &r.owner, &r.token, &r.boot, &r.expires, &r.label); err != nil {
-				return err
-			}
-			r.key = string(key)
-			page = append(page, r)
-		}
-		return rows.Err()
-	})
-	return page, err
-}
-
-// brokenBy marks an owner whose grant was broken. Nobody holds the key under that name.
-const brokenBy = "broken:"
 
 // Break takes the key from h.Owner. From then on its extensions fail; the key becomes
 // free when its grant would have ended, so that two never hold. It is idempotent, and
@@ -108,28 +77,7 @@ func (s *Store) Break(ctx context.Context, h store.Holder) error {
 		return err
 	}
 	_, err := race(ctx, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, s.write(ctx, func(t *tx) error { return t.breakOff(h.Key, h.Owner) })
+		return struct{}{}, s.engine.breakOff(ctx, h.Key, h.Owner)
 	}, nil)
-	return err
-}
-
-func (t *tx) breakOff(key, owner string) error {
-	broken := brokenBy + strings.TrimPrefix(owner, brokenBy)
-	r, err := readRow(t.ctx, t.conn, key)
-	switch {
-	case err != nil:
-		return err
-	case !r.live(t.s.clock, t.now):
-		return &store.LostError{}
-	case r.owner == broken:
-		return nil
-	case r.owner != owner:
-		return r.held(t.now)
-	}
-	token, err := r.nextToken()
-	if err != nil {
-		return err
-	}
-	_, err = t.conn.ExecContext(t.ctx, breakSQL, broken, token, label.BrokenBy(), []byte(key), owner)
 	return err
 }

@@ -1,23 +1,26 @@
 package sqlstore
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"errors"
-	"math"
-	"strings"
+	"sync"
 	"time"
 
-	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/internal/label"
 	"github.com/holdfast-go/holdfast/store"
 )
 
-// schemaVersion is the version of the tables below.
-const schemaVersion = 1
+// sqlite is the engine of a file that the processes of one machine share.
+type sqlite struct {
+	db    *sql.DB
+	clock leaseClock
 
-// A row stays for ever, because its token is the memory of the key. An empty owner means
-// that nobody holds the key. Expires is a reading of the lease clock in nanoseconds, and
+	mu       sync.Mutex
+	database database
+}
+
+// Expires is a reading of the lease clock in nanoseconds, and
 // means nothing in another boot.
 var schemaSQL = []string{
 	`CREATE TABLE IF NOT EXISTS holdfast_meta (
@@ -81,131 +84,166 @@ func (t *tx) makeTables() error {
 	return err
 }
 
-// row is what the table holds for a key. The zero row is one that is missing.
-type row struct {
-	key     string
-	owner   string
-	token   int64
-	boot    string
-	expires time.Duration
-	label   string
-}
-
-// live reports whether somebody holds the key at now.
-func (r row) live(c leaseClock, now time.Duration) bool {
-	return r.owner != "" && r.boot == c.boot && r.expires > now
-}
-
-func (r row) holder(now time.Duration) store.Holder {
-	return store.Holder{Key: r.key, Owner: r.owner, Label: r.label, Token: fence.Token(r.token), TTL: r.expires - now,
-		Broken: strings.HasPrefix(r.owner, brokenBy),
-		// The token is the wall clock at the grant, unless that had gone back.
-		Held: max(0, time.Since(time.UnixMicro(r.token)))}
-}
-
-func (r row) held(now time.Duration) *store.HeldError {
-	return &store.HeldError{Holder: r.holder(now)}
-}
-
-// loss is nil where owner holds the key, and else says who does.
-func (r row) loss(c leaseClock, owner string, now time.Duration) error {
-	switch live := r.live(c, now); {
-	case live && r.owner == owner:
-		return nil
-	case live:
-		return &store.LostError{By: r.held(now)}
-	}
-	return &store.LostError{}
-}
-
-// nextToken is larger than every token of the row, and as good as any clock where the
-// row was lost.
-func (r row) nextToken() (int64, error) {
-	if r.token == math.MaxInt64 {
-		return 0, badDatabase("has used up the tokens of the key", nil)
-	}
-	return max(r.token+1, time.Now().UnixMicro()), nil
-}
-
 type queryer interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }
 
-func readRow(ctx context.Context, q queryer, key string) (row, error) {
+func (e *sqlite) readRow(ctx context.Context, q queryer, key string, now func() time.Duration) (row, error) {
 	r := row{key: key}
-	err := q.QueryRowContext(ctx, readSQL, []byte(key)).Scan(&r.owner, &r.token, &r.boot, &r.expires, &r.label)
+	var boot string
+	var expires time.Duration
+	err := q.QueryRowContext(ctx, readSQL, []byte(key)).Scan(&r.owner, &r.token, &boot, &expires, &r.label)
 	if errors.Is(err, sql.ErrNoRows) {
 		return row{key: key}, nil
 	}
+	r.exists, r.left = true, e.left(boot, expires, now())
 	return r, err
 }
 
-// peek reads the row of key without a lock.
-func (s *Store) peek(ctx context.Context, key string) (r row, err error) {
-	if err := s.checked(ctx); err != nil {
+func (t *tx) row(key string) (row, error) {
+	return t.e.readRow(t.ctx, t.conn, key, func() time.Duration { return t.now })
+}
+
+// read reads the row of key without a lock.
+func (e *sqlite) read(ctx context.Context, key string) (r row, err error) {
+	if err := e.checked(ctx); err != nil {
 		return row{}, err
 	}
-	err = s.retry(ctx, func() (err error) {
-		r, err = readRow(ctx, s.db, key)
+	err = e.retry(ctx, func() (err error) {
+		r, err = e.readRow(ctx, e.db, key, e.clock.now)
 		return err
 	})
 	return r, err
 }
 
+// list reads the rows with an owner that follow after, from prefix on.
+func (e *sqlite) list(ctx context.Context, after, prefix string) (page []row, err error) {
+	if err := e.checked(ctx); err != nil {
+		return nil, err
+	}
+	err = e.retry(ctx, func() error {
+		rows, err := e.db.QueryContext(ctx, listSQL, []byte(after), []byte(prefix), pageSize)
+		if err != nil {
+			return err
+		}
+		now := e.clock.now()
+		page, err = scanPage(rows, func(scan func(...any) error) (row, error) {
+			var r row
+			var boot string
+			var expires time.Duration
+			err := scan(&r.key, &r.owner, &r.token, &boot, &expires, &r.label)
+			r.left = e.left(boot, expires, now)
+			return r, err
+		})
+		return err
+	})
+	return page, err
+}
+
+// left is what remains until expires. Nothing is left of a lease of another boot.
+func (e *sqlite) left(boot string, expires, now time.Duration) time.Duration {
+	if boot != e.clock.boot {
+		return 0
+	}
+	return expires - now
+}
+
+// grant reads before it locks, so that a refusal costs a read and no lock.
+func (e *sqlite) grant(ctx context.Context, key, owner string, o store.ClaimOptions) (g granted, err error) {
+	r, err := e.read(ctx, key)
+	if err != nil {
+		return granted{}, err
+	}
+	if r.live() && r.owner != owner {
+		return granted{}, r.held()
+	}
+	err = e.write(ctx, func(t *tx) error {
+		r, err := t.grant(key, owner, o)
+		g = granted{r.token, t.sent, t.now + r.left}
+		return err
+	})
+	return g, err
+}
+
 // grant gives key to owner. A grant that owner still has is refreshed.
 func (t *tx) grant(key, owner string, o store.ClaimOptions) (row, error) {
-	r, err := readRow(t.ctx, t.conn, key)
+	r, err := t.row(key)
 	if err != nil {
 		return row{}, err
 	}
-	if r.live(t.s.clock, t.now) {
+	if r.live() {
 		if r.owner != owner {
-			return row{}, r.held(t.now)
+			return row{}, r.held()
 		}
-		r.expires = max(r.expires, t.now+o.TTL)
+		r.left = max(r.left, o.TTL)
 	} else {
 		token, err := r.nextToken()
 		if err != nil {
 			return row{}, err
 		}
-		r = row{key: key, owner: owner, token: token, boot: t.s.clock.boot, expires: t.now + o.TTL, label: cutLabel(o.Label)}
+		r = row{key: key, owner: owner, token: token, left: o.TTL, label: cutLabel(o.Label)}
 	}
-	_, err = t.conn.ExecContext(t.ctx, grantSQL, []byte(key), r.owner, r.token, r.boot, int64(r.expires), r.label)
+	_, err = t.conn.ExecContext(t.ctx, grantSQL, []byte(key), r.owner, r.token, t.e.clock.boot, int64(t.now+r.left), r.label)
 	return r, err
+}
+
+// extend extends all in one transaction.
+func (e *sqlite) extend(ctx context.Context, leases []lease) (x extended, err error) {
+	err = e.write(ctx, func(t *tx) error {
+		x = extended{make([]error, len(leases)), t.sent, t.now}
+		for i, l := range leases {
+			x.errs[i] = t.extend(l)
+			if err := x.errs[i]; err != nil && !hasKind(err) {
+				return err
+			}
+		}
+		return nil
+	})
+	return x, err
 }
 
 // extend moves the end of a grant, never back. A grant that has ended is lost, also when
 // nobody else has taken the key.
-func (t *tx) extend(key, owner string, token fence.Token, ttl time.Duration) error {
-	result, err := t.conn.ExecContext(t.ctx, extendSQL, int64(t.now+ttl), []byte(key), owner, int64(token), t.s.clock.boot, int64(t.now))
+func (t *tx) extend(l lease) error {
+	result, err := t.conn.ExecContext(t.ctx, extendSQL, int64(t.now+l.ttl), []byte(l.key), l.owner, int64(l.token), t.e.clock.boot, int64(t.now))
 	if err != nil {
 		return err
 	}
 	if n, err := result.RowsAffected(); err != nil || n == 1 {
 		return err
 	}
-	return t.lost(key, owner)
-}
-
-// lost says who has key instead of owner.
-func (t *tx) lost(key, owner string) error {
-	r, err := readRow(t.ctx, t.conn, key)
+	r, err := t.row(l.key)
 	if err != nil {
 		return err
 	}
-	return cmp.Or(r.loss(t.s.clock, owner, t.now), error(&store.LostError{}))
+	return r.gone(l.owner)
 }
 
 // release takes key from owner, if it has it, and returns the row as it was before.
-func (t *tx) release(key, owner string) (row, error) {
-	r, err := readRow(t.ctx, t.conn, key)
-	if err == nil && r.owner == owner {
-		_, err = t.conn.ExecContext(t.ctx, releaseSQL, []byte(key), owner)
-	}
+func (e *sqlite) release(ctx context.Context, key, owner string) (r row, err error) {
+	err = e.write(ctx, func(t *tx) error {
+		if r, err = t.row(key); err == nil && r.owner == owner {
+			_, err = t.conn.ExecContext(t.ctx, releaseSQL, []byte(key), owner)
+		}
+		return err
+	})
 	return r, err
 }
 
-// cutLabel cuts a label to 64 bytes of valid text.
-func cutLabel(label string) string {
-	return strings.ToValidUTF8(label[:min(len(label), 64)], "")
+func (e *sqlite) breakOff(ctx context.Context, key, owner string) error {
+	return e.write(ctx, func(t *tx) error {
+		r, err := t.row(key)
+		if err != nil {
+			return err
+		}
+		if done, err := r.broken(owner); done || err != nil {
+			return err
+		}
+		token, err := r.nextToken()
+		if err != nil {
+			return err
+		}
+		_, err = t.conn.ExecContext(t.ctx, breakSQL, brokenOwner(owner), token, label.BrokenBy(), []byte(key), owner)
+		return err
+	})
 }

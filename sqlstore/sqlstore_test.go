@@ -51,6 +51,11 @@ func TestNewRefuses(t *testing.T) {
 	if _, err := New(db, good); err != nil {
 		t.Errorf("New: %v", err)
 	}
+	for _, o := range []Options{{Dialect: PostgreSQL}, {Dialect: MySQL}, {Dialect: 9, Database: "h/d"}, {Dialect: PostgreSQL, Database: "u:secret@h/d"}} {
+		if _, err := New(db, o); !errors.Is(err, store.ErrInvalid) || strings.Contains(err.Error(), "secret") {
+			t.Errorf("New with %+v: %v", o, err)
+		}
+	}
 	for field, test := range map[string]struct {
 		db *sql.DB
 		o  Options
@@ -58,6 +63,7 @@ func TestNewRefuses(t *testing.T) {
 		"database": {nil, good},
 		"Dialect":  {db, Options{Database: "locks.db"}},
 		"Database": {db, Options{Dialect: SQLite}},
+		"Listener": {db, Options{Dialect: MySQL, Database: "h/d", Listener: noListener{}}},
 	} {
 		var invalid *store.InvalidError
 		if _, err := New(test.db, test.o); !errors.As(err, &invalid) || invalid.Field != field {
@@ -65,6 +71,8 @@ func TestNewRefuses(t *testing.T) {
 		}
 	}
 }
+
+type noListener struct{ Listener }
 
 func TestSplitBoot(t *testing.T) {
 	for name, want := range map[string]leaseClock{
@@ -90,7 +98,7 @@ func TestLeaseClockOfATimeNamespace(t *testing.T) {
 
 // Where leases depend on the wall clock, Info says so, and there are no tickets.
 func TestWallClock(t *testing.T) {
-	s := newStore(new(sql.DB), "locks.db", leaseClock{boot: wallBoot, wall: true})
+	s := newSQLiteStore(new(sql.DB), "locks.db", leaseClock{boot: wallBoot, wall: true})
 	if name := s.Info().Name; name != "sqlite-wallclock" {
 		t.Errorf("Info.Name = %q", name)
 	}
@@ -187,7 +195,7 @@ func TestRaceHasALimit(t *testing.T) {
 
 func TestRetry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &Store{}
+		s := &sqlite{}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		calls := 0

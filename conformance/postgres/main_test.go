@@ -1,0 +1,16 @@
+// Package postgres tests sqlstore against a real PostgreSQL server.
+package postgres
+
+import (
+	"testing"
+
+	"github.com/holdfast-go/holdfast/conformance/internal/kit"
+	"github.com/holdfast-go/holdfast/conformance/internal/sqlrig"
+	"github.com/holdfast-go/holdfast/sqlstore"
+)
+
+var engine = sqlrig.PostgreSQL
+
+func TestMain(m *testing.M) { kit.Main(m, nil) }
+
+func TestStore(t *testing.T) { engine.Suite(t, sqlstore.Options{}) }

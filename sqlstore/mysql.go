@@ -1,0 +1,180 @@
+package sqlstore
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/sqlerr"
+)
+
+// mysql is the SQL of MySQL and MariaDB. Values are written into the statements, so that they
+// need not be prepared, which would double the round trips: numbers in decimal and texts in
+// hexadecimal. Whether a row was found is told by the statement's insert id: how many rows it
+// counts depends on the client's flags and on proxies.
+type mysql struct{}
+
+// mysqlNow is the server's clock in microseconds, in UTC, when the statement began: local times
+// are ambiguous for an hour each year. A statement that waits for a row is late by the wait,
+// which can only keep others away for longer.
+const mysqlNow = `TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))`
+
+const (
+	mysqlToken = `LAST_INSERT_ID(GREATEST(token + 1, ` + mysqlNow + `))`
+	mysqlLeft  = `expires - ` + mysqlNow
+	// Some versions say OFF, and others 0.
+	mysqlStandby = `@@GLOBAL.read_only NOT IN ('0', 'OFF')`
+	mysqlCheck   = `SELECT COALESCE((SELECT value FROM holdfast_meta WHERE name = 'version'), ''), ` + mysqlStandby + `, @@autocommit,
+		COALESCE((SELECT MAX(engine) FROM information_schema.tables
+			WHERE table_schema = DATABASE() AND table_name = 'holdfast_leases'), '')`
+)
+
+func (mysql) name() string { return "mysql" }
+
+// schema: texts are bytes, which no collation makes equal.
+func (mysql) schema() []string {
+	return []string{
+		"CREATE TABLE IF NOT EXISTS holdfast_leases (\n" +
+			"\t`key` VARBINARY(512) NOT NULL PRIMARY KEY,\n" +
+			`	owner VARBINARY(128) NOT NULL,
+	token BIGINT NOT NULL,
+	expires BIGINT NOT NULL, -- in microseconds since 1970, UTC
+	label VARBINARY(64) NOT NULL,
+	batch BIGINT NOT NULL -- of the last extension
+) ENGINE = InnoDB`,
+		`CREATE TABLE IF NOT EXISTS holdfast_meta (name VARBINARY(64) NOT NULL PRIMARY KEY, value VARBINARY(255) NOT NULL) ENGINE = InnoDB`,
+		`INSERT IGNORE INTO holdfast_meta (name, value) VALUES ('version', '1')`,
+	}
+}
+
+func binaryText(s string) string { return fmt.Sprintf("X'%x'", s) }
+
+func mysqlWhere(key string) string { return " WHERE `key` = " + binaryText(key) }
+
+// id runs a statement that answers by its insert id.
+func (mysql) id(ctx context.Context, c handle, statement string) (int64, bool, error) {
+	result, err := c.ExecContext(ctx, statement)
+	if err != nil {
+		return 0, false, err
+	}
+	id, err := result.LastInsertId()
+	return id, err == nil && id != 0, err
+}
+
+// The token is assigned first, since each assignment is seen by those after it.
+func (m mysql) take(ctx context.Context, c handle, key, owner, label string, ttl time.Duration) (int64, bool, error) {
+	return m.id(ctx, c, fmt.Sprintf("UPDATE holdfast_leases SET token = %s, owner = %s, label = %s, expires = %s + %d%s AND (owner = '' OR expires <= %s)",
+		mysqlToken, binaryText(owner), binaryText(label), mysqlNow, micros(ttl), mysqlWhere(key), mysqlNow))
+}
+
+func (mysql) seed(ctx context.Context, c handle, key string) error {
+	_, err := c.ExecContext(ctx, "INSERT IGNORE INTO holdfast_leases (`key`, owner, token, expires, label, batch) VALUES ("+binaryText(key)+", '', 0, 0, '', 0)")
+	return err
+}
+
+func (m mysql) refresh(ctx context.Context, c handle, key, owner string, ttl time.Duration) (int64, bool, error) {
+	return m.id(ctx, c, fmt.Sprintf("UPDATE holdfast_leases SET token = LAST_INSERT_ID(token), expires = GREATEST(expires, %s + %d)%s AND owner = %s AND expires > %s",
+		mysqlNow, micros(ttl), mysqlWhere(key), binaryText(owner), mysqlNow))
+}
+
+func (m mysql) extend(ctx context.Context, c handle, leases []lease) ([]bool, error) {
+	if len(leases) > 1 {
+		return m.extendMany(ctx, c, leases)
+	}
+	l := leases[0]
+	_, ok, err := m.id(ctx, c, fmt.Sprintf("UPDATE holdfast_leases SET token = LAST_INSERT_ID(token), expires = GREATEST(expires, %s + %d)%s AND owner = %s AND token = %d AND expires > %s",
+		mysqlNow, micros(l.ttl), mysqlWhere(l.key), binaryText(l.owner), l.token, mysqlNow))
+	return []bool{ok}, err
+}
+
+// extendMany marks the rows that it extends by a number of its own, and asks then which ones
+// have it. Rows are locked in the order of their keys, as far as the server follows it.
+func (mysql) extendMany(ctx context.Context, c handle, leases []lease) ([]bool, error) {
+	batch := 1 + rand.Int64N(1<<62)
+	var list, keys []string
+	place := make(map[string]int, len(leases))
+	for i, l := range leases {
+		place[l.key] = i
+		list = append(list, fmt.Sprintf("SELECT %s AS k, %s AS o, %d AS t, %d AS d", binaryText(l.key), binaryText(l.owner), l.token, micros(l.ttl)))
+		keys = append(keys, binaryText(l.key))
+	}
+	slices.Sort(list)
+	_, err := c.ExecContext(ctx, "UPDATE holdfast_leases l JOIN ("+strings.Join(list, " UNION ALL ")+") v ON l.`key` = v.k "+
+		fmt.Sprintf("SET l.expires = GREATEST(l.expires, %s + v.d), l.batch = %d WHERE l.owner = v.o AND l.token = v.t AND l.expires > %s", mysqlNow, batch, mysqlNow))
+	if err != nil {
+		return nil, err
+	}
+	rows, err := c.QueryContext(ctx, fmt.Sprintf("SELECT `key` FROM holdfast_leases WHERE `key` IN (%s) AND batch = %d", strings.Join(keys, ", "), batch))
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	done := make([]bool, len(leases))
+	for rows.Next() {
+		var key []byte
+		if err := rows.Scan(&key); err != nil {
+			return nil, err
+		}
+		done[place[string(key)]] = true
+	}
+	return done, rows.Err()
+}
+
+// release says by its insert id whether the lease had ended: 1, and else 2 and what was left.
+func (m mysql) release(ctx context.Context, c handle, key, owner string) (row, bool, error) {
+	id, ok, err := m.id(ctx, c, fmt.Sprintf("UPDATE holdfast_leases SET token = token + 0 * LAST_INSERT_ID(2 + GREATEST(-1, %s)), owner = '', label = ''%s AND owner = %s",
+		mysqlLeft, mysqlWhere(key), binaryText(owner)))
+	return row{left: time.Duration(id-2) * time.Microsecond}, ok, err
+}
+
+func (m mysql) breakOff(ctx context.Context, c handle, key, owner, broken, label string) (bool, error) {
+	_, ok, err := m.id(ctx, c, fmt.Sprintf("UPDATE holdfast_leases SET token = %s, owner = %s, label = %s%s AND owner = %s AND expires > %s",
+		mysqlToken, binaryText(broken), binaryText(label), mysqlWhere(key), binaryText(owner), mysqlNow))
+	return ok, err
+}
+
+func (mysql) read(ctx context.Context, c handle, key string) (r row, standby bool, err error) {
+	var left int64
+	err = c.QueryRowContext(ctx, "SELECT l.`key` IS NOT NULL, COALESCE(l.owner, ''), COALESCE(l.token, 0), COALESCE(l."+mysqlLeft+", 0), COALESCE(l.label, ''), "+
+		mysqlStandby+" FROM (SELECT 1) one LEFT JOIN holdfast_leases l ON l.`key` = "+binaryText(key)).
+		Scan(&r.exists, &r.owner, &r.token, &left, &r.label, &standby)
+	r.left = time.Duration(left) * time.Microsecond
+	return r, standby, err
+}
+
+func (mysql) list(ctx context.Context, c handle, after, prefix string) (page []row, standby bool, err error) {
+	rows, err := c.QueryContext(ctx, fmt.Sprintf("SELECT `key`, owner, token, %s, label, %s FROM holdfast_leases "+
+		"WHERE `key` > %s AND `key` >= %s AND owner <> '' ORDER BY `key` LIMIT %d", mysqlLeft, mysqlStandby, binaryText(after), binaryText(prefix), pageSize))
+	if err != nil {
+		return nil, false, err
+	}
+	return scanServerPage(rows)
+}
+
+// check refuses a pool with autocommit off, where a statement would leave a transaction open.
+func (mysql) check(ctx context.Context, c handle) (version string, standby bool, err error) {
+	var autocommit bool
+	var engine string
+	err = c.QueryRowContext(ctx, mysqlCheck).Scan(&version, &standby, &autocommit, &engine)
+	switch {
+	case err != nil:
+	case !autocommit:
+		err = badDatabase("must have autocommit on; set autocommit=1 where its connections are configured", nil)
+	case !strings.EqualFold(engine, "InnoDB"):
+		err = badDatabase("must keep holdfast_leases in InnoDB, has it in "+engine, nil)
+	}
+	return version, standby, err
+}
+
+func (mysql) fault(err error) sqlerr.Kind { return sqlerr.MySQL(err) }
+
+func (mysql) advice(err error) string {
+	switch sqlerr.MySQLNumber(err) {
+	case 1142, 1143, 1044:
+		return "must let this user read and update the tables holdfast_leases and holdfast_meta; another user may make them by EnsureSchema"
+	}
+	return ""
+}
