@@ -39,9 +39,10 @@ type LockedOptions struct {
 // protects nothing else, and does not exclude the leases of a [Store].
 //
 // fn gets the transaction, leaves its commit and rollback to Locked, and returns the errors of
-// its statements. It has no effects but those of the transaction, since it may run several times:
-// serialization failures and deadlocks, also those that fn returns, are retried as a whole until
-// ctx ends. Locked of the same key inside fn waits for itself, and ends in [store.ErrHeld].
+// its statements: one that fails may have ended the transaction, and so the lock. It has no
+// effects but those of the transaction, since it may run several times: serialization failures
+// and deadlocks, also those that fn returns, are retried as a whole until ctx ends. Locked of the
+// same key inside fn waits for itself, and ends in [store.ErrHeld].
 //
 // nil means that everything was written, and each other answer but [store.ErrUncertain] that
 // nothing was: [store.ErrHeld] where another held the lock, or what fn wanted to write, for longer
