@@ -35,5 +35,7 @@
 // restored from a snapshot or made anew: a guard then refuses what it has seen larger tokens
 // for. Give the stores a larger Options.Epoch after each such event (or restore with
 // etcdutl snapshot restore --bump-revision --mark-compacted). A store that is in use while the
-// revision goes back refuses to grant, by an [store.InvalidError], until it has grown again.
+// revision goes back refuses to grant, by an [store.InvalidError], until it has grown again. Leases
+// that were granted after the snapshot are not in it: let the longest ttl pass before a restored
+// cluster is started.
 package etcdstore

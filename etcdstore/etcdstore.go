@@ -174,12 +174,12 @@ func token(epoch, revision int64) fence.Token { return fence.Token(epoch<<epochS
 // complains where the revision has gone back, or no longer leaves room for the epoch.
 func (s *Store) grew(before, revision int64) error {
 	if revision < before {
-		return &store.InvalidError{Field: "cluster", Value: strconv.FormatInt(revision, 10), Rule: fmt.Sprintf(
+		return &store.InvalidError{Field: "cluster", Value: fmt.Sprint("revision ", revision), Rule: fmt.Sprintf(
 			"its revision was %d before: it was restored from a snapshot or made anew, and tokens would repeat; "+
 				"give all stores a larger Epoch", before)}
 	}
 	if revision >= 1<<epochShift {
-		return &store.InvalidError{Field: "cluster", Value: strconv.FormatInt(revision, 10), Rule: "its revision is too large for fencing tokens"}
+		return &store.InvalidError{Field: "cluster", Value: fmt.Sprint("revision ", revision), Rule: "its revision is too large for fencing tokens"}
 	}
 	for {
 		seen := s.seen.Load()

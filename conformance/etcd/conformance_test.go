@@ -4,14 +4,10 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/etcdstore"
-	"github.com/holdfast-go/holdfast/fence"
-	"github.com/holdfast-go/holdfast/fence/fencetest"
 	"github.com/holdfast-go/holdfast/servertest"
 	"github.com/holdfast-go/holdfast/store"
 	"github.com/holdfast-go/holdfast/store/storetest"
 )
-
-var children = map[string]func(){}
 
 func TestStore(t *testing.T) {
 	server := servertest.Etcd(t, module)
@@ -50,19 +46,4 @@ func (l link) Hits() int {
 
 func BenchmarkStore(b *testing.B) {
 	storetest.Bench(b, storetest.Config{TTL: minTTL, New: harness(servertest.Etcd(b, module))})
-}
-
-func TestGuard(t *testing.T) {
-	server := servertest.Etcd(t, module)
-	fresh := func(t testing.TB) fence.Guard {
-		g, err := etcdstore.NewGuard(connect(t, server.Addr()), "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return g
-	}
-	fencetest.Run(t, fencetest.Harness{
-		New:    fresh,
-		Reopen: func(t testing.TB, _ fence.Guard) fence.Guard { return fresh(t) },
-	})
 }

@@ -79,6 +79,16 @@ func warm(t testing.TB, s *etcdstore.Store) *etcdstore.Store {
 	return s
 }
 
+// dial opens a store in a child process.
+func dial(addrs ...string) (*etcdstore.Store, func(), error) {
+	c, err := clientv3.New(config(addrs...))
+	if err != nil {
+		return nil, nil, err
+	}
+	s, err := etcdstore.New(c, etcdstore.Options{Cluster: "test"})
+	return s, func() { c.Close() }, err
+}
+
 // keys counts what the cluster has under the prefix.
 func keys(t testing.TB, c *clientv3.Client, prefix string) int64 {
 	t.Helper()
