@@ -193,8 +193,8 @@ func (e *server) usable(ctx context.Context) error {
 // ensure makes the tables only where none can be seen: a search path may lead to some that
 // CREATE TABLE IF NOT EXISTS would not look at.
 func (e *server) ensure(ctx context.Context) error {
-	err := e.run(ctx, e.checkOnce)
-	if err == nil || e.fault(err) != sqlerr.NoTable {
+	made, err := e.look(ctx)
+	if made || err != nil {
 		return err
 	}
 	for _, statement := range e.schema() {
@@ -206,22 +206,35 @@ func (e *server) ensure(ctx context.Context) error {
 			return noGrant(err)
 		}
 	}
-	return e.run(ctx, e.checkOnce)
+	made, err = e.look(ctx)
+	if err == nil && !made {
+		err = checkVersion("")
+	}
+	return err
 }
 
-func (e *server) checkOnce(ctx context.Context, c handle) error {
-	version, standby, err := e.check(ctx, c)
-	switch {
-	case err != nil:
-		return err
-	case standby:
-		return errStandby(nil)
+// look checks the database. Where made is false, its tables are missing, or another is about to
+// make them: the version comes last.
+func (e *server) look(ctx context.Context) (made bool, err error) {
+	err = e.run(ctx, func(ctx context.Context, c handle) error {
+		version, standby, err := e.check(ctx, c)
+		switch {
+		case err != nil && e.fault(err) == sqlerr.NoTable:
+			return nil
+		case err != nil:
+			return err
+		case standby:
+			return errStandby(nil)
+		case version == "":
+			return nil
+		}
+		made = true
+		return checkVersion(version)
+	})
+	if err == nil && made {
+		e.checked.Store(true)
 	}
-	if err := checkVersion(version); err != nil {
-		return err
-	}
-	e.checked.Store(true)
-	return nil
+	return made, err
 }
 
 func (e *server) read(ctx context.Context, key string) (r row, err error) {

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/holdfast-go/holdfast/conformance/internal/kit"
 	"github.com/holdfast-go/holdfast/servertest"
 	"github.com/holdfast-go/holdfast/sqlstore"
 	"github.com/holdfast-go/holdfast/store"
@@ -196,5 +195,3 @@ func Acquire(ctx context.Context, c store.Claim) (store.Grant, error) {
 		}
 	}
 }
-
-var _ = kit.Count
