@@ -1,0 +1,255 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/holdfast-go/holdfast/etcdstore"
+	"github.com/holdfast-go/holdfast/store"
+)
+
+// etcdSpec is what the URL of an etcd cluster says:
+//
+//	etcd://[USER:PASSWORD@]HOST[:PORT][,HOST...][/PREFIX/]
+//
+// and the same with etcds for TLS, and with parameters. Of its store fields those of Redis that
+// have the same meaning are used.
+type etcdSpec struct {
+	storeSpec
+	prefix  string // of the keys, with a slash at both ends; empty: the default one
+	epoch   int
+	cluster string // name of the cluster, where it is not its hosts
+}
+
+func isEtcd(scheme string) bool { return scheme == "etcd" || scheme == "etcds" }
+
+// parseEtcd reads the URL of a cluster. What it refuses is an [*store.InvalidError] that shows no
+// password.
+func parseEtcd(raw string) (etcdSpec, error) {
+	scheme, rest, _ := strings.Cut(raw, ":")
+	s := etcdSpec{storeSpec: storeSpec{scheme: scheme}}
+	if rule := s.parse(rest); rule != "" {
+		return etcdSpec{}, &store.InvalidError{Field: "store", Value: hideSecrets(raw), Rule: rule}
+	}
+	return s, nil
+}
+
+// parse takes what follows the scheme and its colon and returns the rule that it breaks, as all its
+// siblings do.
+func (s *etcdSpec) parse(rest string) (rule string) {
+	rest, ok := strings.CutPrefix(rest, "//")
+	if !ok {
+		return "names no host: write " + s.scheme + "://HOST"
+	}
+	authority := rest
+	if i := strings.IndexAny(rest, "/?#"); i >= 0 {
+		authority = rest[:i]
+	}
+	rest = rest[len(authority):]
+	userinfo, hosts := "", authority
+	if i := strings.LastIndexByte(authority, '@'); i >= 0 {
+		userinfo, hosts = authority[:i+1], authority[i+1:]
+	}
+	switch { // before anything of it is shown
+	case strings.Contains(rest, "@"):
+		return "write special characters of the password as %XX: / ? # @ are %2F %3F %23 %40"
+	case strings.Contains(rest, "#"):
+		return "has no fragment: write # in a password as %23"
+	}
+	u, err := url.Parse("etcd://" + userinfo + "host" + rest)
+	if err != nil { // its text repeats the URL with the password
+		return "is not a valid URL: write special characters of the password as %XX"
+	}
+	return cmp.Or(s.setEndpoints(hosts), s.setUser(u.User), s.setPrefix(u.Path), s.setAll(u.RawQuery), s.checkEtcd())
+}
+
+func (s *etcdSpec) setEndpoints(list string) (rule string) {
+	var addrs []string
+	for host := range strings.SplitSeq(list, ",") {
+		addr, rule := hostPort(host, "2379")
+		if rule != "" {
+			return rule
+		}
+		addrs = append(addrs, addr)
+	}
+	s.addrs = strings.Join(addrs, ",")
+	return ""
+}
+
+// setPrefix takes the path: the part before the names of all keys.
+func (s *etcdSpec) setPrefix(path string) (rule string) {
+	if strings.Trim(path, "/") == "" {
+		return ""
+	}
+	if strings.IndexByte(path, 0) >= 0 {
+		return "its path, the prefix of the keys, has a NUL"
+	}
+	s.prefix = strings.TrimSuffix(path, "/") + "/"
+	return ""
+}
+
+// etcdText are the parameters that are taken as they are.
+func (s *etcdSpec) etcdText(name string) *string {
+	if name == "cluster" {
+		return &s.cluster
+	}
+	if strings.HasPrefix(name, "sentinel-") {
+		return nil
+	}
+	return s.text(name)
+}
+
+const etcdParameters = "there are epoch, cluster, password-file, tls-ca, tls-cert, tls-key and tls-server-name"
+
+func (s *etcdSpec) setAll(query string) (rule string) {
+	values, err := url.ParseQuery(query)
+	if err != nil {
+		return "its parameters cannot be read: write special characters as %XX"
+	}
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		if rule := s.setOne(name, values[name]); rule != "" {
+			return rule
+		}
+	}
+	return ""
+}
+
+func (s *etcdSpec) setOne(name string, values []string) (rule string) {
+	text := s.etcdText(name)
+	switch {
+	case text == nil && name != "epoch":
+		return "has no parameter " + strconv.Quote(name) + "; " + etcdParameters
+	case len(values) != 1:
+		return "parameter " + name + " is given more than once"
+	case values[0] == "":
+		return "parameter " + name + " is empty"
+	case strings.IndexByte(values[0], 0) >= 0:
+		return "parameter " + name + " has a NUL"
+	case text != nil:
+		*text = values[0]
+		return ""
+	}
+	n, err := strconv.Atoi(values[0])
+	if err != nil || n < 0 || n > etcdstore.MaxEpoch {
+		return "epoch must be a number from 0 to " + strconv.Itoa(etcdstore.MaxEpoch)
+	}
+	s.epoch = n
+	return ""
+}
+
+// checkEtcd compares the parts with each other.
+func (s *etcdSpec) checkEtcd() (rule string) {
+	switch {
+	case s.password != "" && s.passwordFile != "":
+		return "has a password and a password-file: give one"
+	case s.user != "" && s.password == "" && s.passwordFile == "":
+		return "has a user without a password: write USER:PASSWORD@, or name a password-file"
+	case s.user == "" && s.password+s.passwordFile != "":
+		return "has a password without a user: write USER:PASSWORD@"
+	case s.scheme != "etcds" && s.ca+s.cert+s.key+s.serverName != "":
+		return "takes no tls- parameters: TLS is etcds://"
+	case (s.cert == "") != (s.key == ""):
+		return "tls-cert and tls-key belong together"
+	}
+	return ""
+}
+
+// shown is the store as people may see it: without user, password and parameters.
+func (s etcdSpec) shown() string { return s.scheme + "://" + hostList(s.addrs) + s.path() }
+
+func (s etcdSpec) path() string {
+	u := url.URL{Path: s.prefix}
+	return u.EscapedPath()
+}
+
+// url writes the store for a nested holdfast. It holds the password, unless that is in a file.
+func (s etcdSpec) url() string {
+	text := s.scheme + "://" + userinfo(s.user, s.password) + hostList(s.addrs) + s.path()
+	q := url.Values{}
+	if s.epoch != 0 {
+		q.Set("epoch", strconv.Itoa(s.epoch))
+	}
+	for _, name := range []string{"cluster", "password-file", "tls-ca", "tls-cert", "tls-key", "tls-server-name"} {
+		if v := *s.etcdText(name); v != "" {
+			q.Set(name, v)
+		}
+	}
+	if len(q) > 0 {
+		text += "?" + q.Encode()
+	}
+	return text
+}
+
+// absoluteFiles makes the names of files good for other folders.
+func (s *etcdSpec) absoluteFiles() error {
+	for _, f := range []*string{&s.passwordFile, &s.ca, &s.cert, &s.key} {
+		if *f == "" {
+			continue
+		}
+		abs, err := filepath.Abs(*f)
+		if err != nil {
+			return &exit{exitFailed, err}
+		}
+		*f = abs
+	}
+	return nil
+}
+
+// loginError says why the client could not log in.
+func (s etcdSpec) loginError(err error) error {
+	if errors.Is(rpctypes.Error(err), rpctypes.ErrAuthFailed) {
+		return &store.InvalidError{Field: "store", Value: s.shown(), Rule: "the server refuses the user or its password"}
+	}
+	return fmt.Errorf("%w: %s: no login: %w", store.ErrUnavailable, s.shown(), err)
+}
+
+// openEtcd makes a store of the cluster. Without a user nothing is sent yet: a cluster that is away
+// says so when it is asked, and may come later. With one, the client logs in first.
+func openEtcd(s etcdSpec) (*opened, error) {
+	if err := s.absoluteFiles(); err != nil {
+		return nil, err
+	}
+	cfg := clientv3.Config{
+		Username: s.user,
+		// A member that is cut off silently is noticed within these.
+		DialKeepAliveTime: 2 * time.Second, DialKeepAliveTimeout: 2 * time.Second,
+		DialTimeout: 5 * time.Second, // bounds the login
+		Logger:      zap.NewNop(),
+	}
+	http := "http://"
+	var err error
+	if cfg.Password, err = s.secretFrom(s.password, "password-file", s.passwordFile); err != nil {
+		return nil, err
+	}
+	if s.scheme == "etcds" {
+		http = "https://"
+		if cfg.TLS, err = s.tls(); err != nil {
+			return nil, err
+		}
+	}
+	for addr := range strings.SplitSeq(s.addrs, ",") {
+		cfg.Endpoints = append(cfg.Endpoints, http+addr)
+	}
+	client, err := clientv3.New(cfg)
+	if err != nil {
+		return nil, s.loginError(err)
+	}
+	st, err := etcdstore.New(client, etcdstore.Options{Prefix: s.prefix, Epoch: s.epoch, Cluster: cmp.Or(s.cluster, s.addrs)})
+	if err != nil {
+		client.Close()
+		return nil, err
+	}
+	return &opened{st, s.url(), func() { client.Close() }}, nil
+}
