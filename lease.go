@@ -28,6 +28,7 @@ type Lease struct {
 	mu        sync.Mutex
 	until     clock.Instant // end of the validity, as far as the store has promised
 	pace      time.Duration // every, or less where the store promised less than was asked
+	short     bool          // the store promised less at the grant, and asked to be extended soon
 	lead      time.Duration // how long before until an extension without an answer is told as a risk
 	err       error         // why it ended, as callers get it; nil while it is valid
 	ended     clock.Instant // when the validity ended
@@ -76,6 +77,9 @@ func newLease(g *granting) *Lease {
 		}
 	}
 	l.promise(g.sent, g.grant.TTL)
+	if g.grant.ExtendIn > 0 && l.every > 0 {
+		l.short, l.pace = true, min(l.pace, g.grant.ExtendIn)
+	}
 	return l
 }
 
@@ -83,7 +87,7 @@ func newLease(g *granting) *Lease {
 // place where a validity is computed. l.mu is held, or l is new.
 func (l *Lease) promise(sent clock.Instant, ttl time.Duration) {
 	validity := store.Validity(ttl, 0) - l.k.o.Margin
-	l.until, l.pace = sent.Add(validity), l.every
+	l.until, l.pace, l.short = sent.Add(validity), l.every, false
 	if validity < store.Validity(l.k.o.TTL, 0)-l.k.o.Margin {
 		l.pace = min(l.every, max(0, validity)/2)
 	}
@@ -740,10 +744,27 @@ func (l *Lease) Ticket() (string, error) {
 	return text, nil
 }
 
+// lengthen extends a lease that was granted for a shorter time than asked, and not extended since:
+// whoever takes it over could not come in time.
+func (l *Lease) lengthen() error {
+	l.mu.Lock()
+	short := l.short
+	l.mu.Unlock()
+	if !short {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), l.ttl/3)
+	defer cancel()
+	return l.Extend(ctx)
+}
+
 func (l *Lease) ticket() (string, error) {
 	adopter, ok := l.k.f.store.(store.Adopter)
 	if !ok {
 		return "", fmt.Errorf("%w: this store has no tickets", ErrUnsupported)
+	}
+	if err := l.lengthen(); err != nil {
+		return "", err
 	}
 	now := l.check()
 	for {

@@ -124,7 +124,7 @@ func (k *Locker) acquire(ctx context.Context, key string, wait bool) (*Lease, er
 	if err := k.admit(ctx, key); err != nil {
 		return nil, err
 	}
-	began, t := k.f.clk.Now(), terms{k.o.TTL, k.o.Label, wait}
+	began, t := k.f.clk.Now(), k.terms(wait)
 	if k.f.prompt {
 		if s := k.f.sit(k, ctx, key, t, began); s != nil {
 			return k.first(s)
@@ -136,6 +136,16 @@ func (k *Locker) acquire(ctx context.Context, key string, wait bool) (*Lease, er
 		return nil, k.fail("acquire", key, err)
 	}
 	return k.hand(ctx, w.lease, began, false), nil
+}
+
+// terms are those of a claim of this Locker. A grant for a shorter time will do where it is
+// extended in time, with room for a slow machine.
+func (k *Locker) terms(wait bool) terms {
+	t := terms{ttl: k.o.TTL, label: k.o.Label, wait: wait}
+	if wait && !k.o.NoExtend {
+		t.least = k.o.Margin + min(k.o.TTL/4, 100*time.Millisecond)
+	}
+	return t
 }
 
 // first acquires for a waiter who was the first to want the key.

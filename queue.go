@@ -34,7 +34,8 @@ const (
 type terms struct {
 	ttl   time.Duration
 	label string
-	wait  bool // false: one attempt
+	wait  bool          // false: one attempt
+	least time.Duration // validity of a first grant that is of use; zero: all of it
 }
 
 // waiter is one call of Acquire or TryAcquire.
@@ -452,7 +453,7 @@ func (r *runner) next() (w *waiter, held *HeldError) {
 // prepare makes a claim for w where there is none. family.mu is held.
 func (r *runner) prepare(w *waiter) {
 	if r.claim == nil {
-		r.claim = r.f.store.Claim(r.key, store.ClaimOptions{TTL: w.terms.ttl, Wait: w.terms.wait, Label: w.terms.label})
+		r.claim = r.f.store.Claim(r.key, store.ClaimOptions{TTL: w.terms.ttl, Wait: w.terms.wait, Least: w.terms.least, Label: w.terms.label})
 		r.terms, r.k = w.terms, w.k
 	}
 	r.begin()

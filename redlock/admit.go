@@ -296,15 +296,17 @@ func trustTerm(trust string) string {
 	return map[string]string{"0": "TrustRestarts off", "1": "TrustRestarts on"}[trust]
 }
 
-// loadScript gives the server the script.
+// loadScript gives the server the scripts that only an admitted one has.
 func (p *peer) loadScript(do func(args ...string) (any, error), id identity) (*voteScript, error) {
 	s := newVote(id.replid, id.checks, p.s.opts.MaxTTL)
-	v, err := do("SCRIPT", "LOAD", s.Text)
-	if err != nil {
-		return nil, err
-	}
-	if sum, _ := v.(string); sum != s.SHA1 {
-		return nil, errReply
+	for _, script := range []*Script{s.release, s.Script} {
+		v, err := do("SCRIPT", "LOAD", script.Text)
+		if err != nil {
+			return nil, err
+		}
+		if sum, _ := v.(string); sum != script.SHA1 {
+			return nil, errReply
+		}
 	}
 	return s, nil
 }

@@ -21,11 +21,14 @@ type claim struct {
 	vote    string // the name of the vote: the key behind the prefix
 	ttl     time.Duration
 	label   string
-	invalid error // why it is refused, before any I/O
-	waits   bool  // it may be parked
-	polls   int32 // of Wait, which no two goroutines call
+	invalid error         // why it is refused, before any I/O
+	waits   bool          // it may be parked
+	least   time.Duration // validity that a grant by hand-over must leave; zero where it is not wanted
+	polls   int32         // of Wait, which no two goroutines call
 
 	held     bool // attempt is a lease; this and the rest is guarded by mu
+	handed   bool // by hand-over, and not extended since
+	taken    bool // Try has answered that grant
 	ticketed bool
 	ended    bool // Release was called
 	mu       sync.Mutex
@@ -64,11 +67,15 @@ type atNode struct {
 	place  int64         // in its queue, from 1, as last answered; zero where there is none
 	parks  int           // requests without an answer that may have got it a place
 	stays  bool          // it may have a place that no message has taken away
+	seenAt clock.Instant // stamped before the last request that was answered by busy, and
+	clock  int64         // the node's clock in that answer
+	under  string        // as what the node was admitted then
+	given  int64         // the stamp that a hand-over accepted there for this attempt
 }
 
 // Claim returns a fresh claim, without I/O.
 func (s *Store) Claim(key string, o store.ClaimOptions) store.Claim {
-	c := &claim{s: s, vote: s.opts.Prefix + key, label: encodeLabel(o.Label), ttl: o.TTL.Truncate(time.Millisecond), waits: o.Wait}
+	c := &claim{s: s, vote: s.opts.Prefix + key, label: encodeLabel(o.Label), ttl: o.TTL.Truncate(time.Millisecond), waits: o.Wait, least: o.Least}
 	c.invalid = store.CheckKey(key)
 	if c.invalid == nil {
 		c.invalid = checkVote(c.vote, key)
@@ -166,6 +173,13 @@ func (c *claim) Try(ctx context.Context) (store.Grant, error) {
 func (c *claim) granted() (store.Grant, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.handed && !c.taken && c.s.clock.Until(c.until) < c.least { // nobody has heard of it: ask
+		c.held, c.handed = false, false
+		c.s.inbox.returned(c)
+	}
+	if c.w != nil {
+		c.w.idle = false
+	}
 	switch {
 	case c.ended || !c.held:
 		return store.Grant{}, nil
@@ -177,6 +191,9 @@ func (c *claim) granted() (store.Grant, error) {
 	}
 	g := c.grantLocked(0)
 	g.TTL = (c.s.clock.Until(c.until) + store.Drift(0)) * 100 / 99 // less drift, that is c.until
+	if c.taken = true; c.handed {
+		g.ExtendIn = handedPace
+	}
 	return g, nil
 }
 
@@ -489,6 +506,9 @@ func (c *claim) begin(r *round, usable []*peer, now clock.Instant) error {
 	c.nameLocked()
 	wall := c.s.wall()
 	r.a = c.currentLocked(wall)
+	for i := range r.a.nodes {
+		r.a.nodes[i].given = 0
+	}
 	r.stamp = max(wall, c.seen+1, r.a.stamp+1)
 	if c.w != nil {
 		r.stamp = max(r.stamp, c.beginParked(r, usable, wall))
@@ -517,7 +537,8 @@ func (c *claim) beginParked(r *round, usable []*peer, wall int64) (stamp int64) 
 	default:
 		stamp = wall + lead
 	}
-	w.hint, w.ask, w.stray, w.next = 0, false, false, clock.Instant{}
+	w.hint, w.ask, w.stray, w.next, w.idle = 0, false, false, clock.Instant{}, false
+	w.stopGrace()
 	select {
 	case <-w.woken:
 	default:
@@ -579,6 +600,12 @@ func (c *claim) book(a *attempt, p *peer, stamp int64, t0 clock.Instant, ans ans
 		n.parks--
 		n.place = ans.place
 		n.stays = n.stays || ans.place > 0
+	}
+	if ans.kind == busy && t0.Sub(n.seenAt) >= 0 {
+		n.seenAt, n.clock, n.under = t0, ans.now, ""
+		if script := p.admitted.load(c.vote); script != nil {
+			n.under = script.id
+		}
 	}
 	if ans.place > 0 && c.w != nil && c.w.since.IsZero() {
 		c.w.since = c.s.clock.Now()

@@ -222,6 +222,10 @@ func (b *batch) book(e *extending, p *peer, a answer, err error) {
 	switch e.tally.judge(len(b.s.peers), b.s.q, !b.s.clock.Passed(c.until)) {
 	case extended:
 		c.until = clock.Max(c.until, b.promise(c))
+		if c.handed {
+			c.handed = false
+			c.s.inbox.leave(c)
+		}
 		b.decide(e, extended, store.Result{Grant: c.grantLocked(0)})
 	case goneFromQuorum:
 		if e.state == open {

@@ -79,28 +79,44 @@ func (f *fakeNode) tell(w, text string) bool {
 }
 
 // handOver reserves the vote for the first live waiter, and tells the one behind it.
-func (f *fakeNode) handOver(key, from string, reserve, now int64) {
+func (f *fakeNode) handOver(key, from string, reserve, token, now int64, direct bool) {
 	first := func() string {
 		if len(f.queue[key]) == 0 {
 			return ""
 		}
 		return f.queue[key][0].owner
 	}
-	mark := max(f.marks[key], now-markMargin.Microseconds())
+	limit := now + aheadLimit.Microseconds()
+	what := ""
 	w := first()
-	for w != "" && (w == from || !f.tell(w, fmt.Sprintf("w1 wake %d %s %s %s", mark, w, from, key))) {
+	for ; w != ""; w = first() {
+		if w != from {
+			mark := max(f.marks[key], now-markMargin.Microseconds())
+			s := token
+			if s <= mark || s > limit {
+				s = mark + 1
+			}
+			if what = fmt.Sprintf("w1 wake %d", mark); s <= limit {
+				f.marks[key] = s
+				f.votes[key] = fakeVote{w, time.Now().Add(time.Duration(reserve) * time.Millisecond)}
+				if what = fmt.Sprintf("w1 wake %d", s); direct {
+					what = fmt.Sprintf("w1 grant %d %d.%06d %d abc", s, now/1e6, now%1e6, reserve)
+				}
+			}
+			if f.tell(w, fmt.Sprintf("%s %s %s %s", what, w, from, key)) {
+				break
+			}
+			delete(f.votes, key)
+		}
 		f.unpark(key, w)
-		w = first()
 	}
 	if w == "" {
 		return
 	}
 	f.unpark(key, w)
-	if mark+1 > now+aheadLimit.Microseconds() {
+	if f.votes[key].owner != w {
 		return
 	}
-	f.marks[key] = mark + 1
-	f.votes[key] = fakeVote{w, time.Now().Add(time.Duration(reserve) * time.Millisecond)}
 	for n := first(); n != "" && now-birthOf(n) > 1e6 && !f.tell(n, fmt.Sprintf("w1 next %d %s %s", reserve, n, key)); n = first() {
 		f.unpark(key, n)
 	}
@@ -199,6 +215,9 @@ func (f *fakeNode) Run(_ context.Context, calls ...Call) []Reply {
 			replies[i].Err = err
 			continue
 		}
+		if op == "release" && strings.Contains(c.Script.Text, "w1 grant") {
+			op = "direct"
+		}
 		replies[i] = f.exec(op, c.Keys, c.Args)
 		if f.muted() {
 			replies[i] = Reply{Err: errGone}
@@ -210,6 +229,10 @@ func (f *fakeNode) Run(_ context.Context, calls ...Call) []Reply {
 func (f *fakeNode) exec(op string, keys, args []string) Reply {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	direct := op == "direct" // a RELEASE whose hand-over may be a grant
+	if direct {
+		op = "release"
+	}
 	f.runs[op]++
 	now := time.Now().Add(f.ahead).UnixMicro()
 	key := keys[0]
@@ -279,12 +302,12 @@ func (f *fakeNode) exec(op string, keys, args []string) Reply {
 		if len(args) > 2 && args[2] == "1" {
 			f.unpark(key, args[0])
 		}
-		if len(args) > 4 && mark < num(5) && num(5) <= limit {
-			f.park(key, args[4], min(num(6), now))
+		if len(args) > 5 && mark < num(6) && num(6) <= limit {
+			f.park(key, args[5], min(num(7), now))
 			did += 2
 		}
 		if freed == 1 && len(args) > 3 && args[3] != "0" {
-			f.handOver(key, args[0], num(3), now)
+			f.handOver(key, args[0], num(3), num(4), now, direct)
 		}
 		if s > limit {
 			return answer("AHEAD", did, now)

@@ -45,7 +45,7 @@ type inbox struct {
 
 	mu      sync.Mutex
 	on      atomic.Bool       // stop is set: the store is subscribed
-	claims  map[string]*claim // those that wait, by every owner that they have been parked under
+	claims  map[string]*claim // those that wait, or were granted by hand-over, by every owner that they have been parked under
 	waiting int               // claims in it
 	gen     int               // of subscriptions: messages of earlier ones do not count
 	stop    context.CancelFunc
@@ -75,6 +75,9 @@ type waiting struct {
 	asked    bool          // it has asked for its rank since
 	next     clock.Instant // when the reservation of the one before it ends
 	unplaced bool          // the last round's stamp was too low for a place
+	counts   bool          // among those in the inbox that wait
+	idle     bool          // no round is under way: a grant by hand-over counts
+	grace    *time.Timer   // for the messages of other nodes, until it asks
 	splits   int           // rounds in a row after which votes had to be given back
 }
 
@@ -84,7 +87,7 @@ func (b *inbox) enterLocked(c *claim) {
 	if c.w != nil {
 		return
 	}
-	c.w = &waiting{woken: make(chan struct{}, 1)}
+	c.w = &waiting{woken: make(chan struct{}, 1), counts: true}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.waiting++
@@ -124,8 +127,42 @@ func (b *inbox) leave(c *claim) {
 	}
 	c.signalLocked()
 	c.w.woken, c.w.owners = nil, nil
+	b.discount(c.w)
+}
+
+// discount books that a claim does not wait any more. b.mu is held.
+func (b *inbox) discount(w *waiting) {
+	if !w.counts {
+		return
+	}
+	w.counts = false
 	if b.waiting--; b.waiting == 0 {
 		b.left = b.s.age()
+	}
+}
+
+// served is leave for a claim that was granted by hand-over: what other nodes say of that is still
+// taken, as long as the store is subscribed. The caller holds c.mu.
+func (b *inbox) served(c *claim) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.discount(c.w)
+}
+
+// returned undoes served: the claim waits again.
+func (b *inbox) returned(c *claim) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if c.w.counts || c.w.woken == nil {
+		return
+	}
+	c.w.counts = true
+	b.waiting++
+	for _, owner := range c.w.owners {
+		b.claims[owner] = c
+	}
+	if b.stop == nil {
+		b.subscribe()
 	}
 }
 
@@ -159,6 +196,7 @@ func (b *inbox) linger(ctx context.Context, gen int) {
 			b.stop()
 			b.stop = nil
 			b.on.Store(false)
+			clear(b.claims) // none of them waits
 		}
 		b.mu.Unlock()
 	}
@@ -291,8 +329,10 @@ var errNotConfirmed = errors.New("no confirmation of the subscription; waiting p
 
 // message is what a node says to a process that waits.
 type message struct {
-	wake     bool // the vote is reserved for owner; else owner is next in line
-	mark     int64
+	wake     bool   // the vote is reserved for owner; else owner is next in line
+	mark     int64  // the stamp that was accepted in the name of owner
+	clock    int64  // the node's, in us, where the reservation is a grant; else zero
+	id       string // as what the node was admitted, which makes it one
 	reserve  time.Duration
 	owner    string
 	released string
@@ -309,12 +349,41 @@ func parseMessage(payload string) (message, bool) {
 		return message{}, false
 	}
 	switch {
+	case f[1] == "grant":
+		return parseGrant(n, f[3:])
 	case f[1] == "wake" && len(f) == 6:
 		return message{wake: true, mark: n, owner: f[3], released: f[4]}, true
 	case f[1] == "next" && n <= maxReserve.Milliseconds():
 		return message{reserve: time.Duration(n) * time.Millisecond, owner: f[3]}, true
 	}
 	return message{}, false
+}
+
+// parseGrant reads what follows the stamp: clock, reservation, admission, owner, released owner, key.
+func parseGrant(stamp int64, f []string) (message, bool) {
+	if len(f) < 3 {
+		return message{}, false
+	}
+	m := message{wake: true, mark: stamp, clock: parseTime(f[0])}
+	ms, err := strconv.ParseInt(f[1], 10, 64)
+	m.reserve = time.Duration(ms) * time.Millisecond
+	names := strings.SplitN(f[2], " ", 4)
+	if err != nil || ms <= 0 || ms > maxReserve.Milliseconds() || m.clock <= 0 || len(names) < 4 || names[0] == "" {
+		return message{}, false
+	}
+	m.id, m.owner, m.released = names[0], names[1], names[2]
+	return m, true
+}
+
+// parseTime reads a node's clock as TIME answers it, with a point between; zero where it is none.
+func parseTime(text string) int64 {
+	sec, us, _ := strings.Cut(text, ".")
+	s, err := strconv.ParseUint(sec, 10, 40)
+	n, err2 := strconv.ParseUint(us, 10, 20)
+	if err != nil || err2 != nil || n >= 1e6 {
+		return 0
+	}
+	return int64(s)*1e6 + int64(n)
 }
 
 // deliver takes a message. One for a claim that was granted, or is over, is ignored: the owner
@@ -338,6 +407,12 @@ func (c *claim) told(p *peer, m message) {
 	if c.w == nil || c.w.woken == nil {
 		return
 	}
+	if c.held { // by the messages of other nodes
+		if c.attempt.owner == m.owner && m.mark == int64(c.token) {
+			c.give(p, m)
+		}
+		return
+	}
 	now := c.s.clock.Now()
 	if !m.wake {
 		c.w.next = now.Add(m.reserve + 5*time.Millisecond)
@@ -351,6 +426,11 @@ func (c *claim) told(p *peer, m message) {
 	if c.attempt != nil && c.attempt.owner == m.owner {
 		n := &c.attempt.nodes[p.index]
 		n.place, n.stays = 0, false // it has been taken out of the queue there
+		if c.give(p, m) {
+			c.w.since, c.w.asked = now, false
+			c.gather(m, now)
+			return
+		}
 	}
 	c.w.since, c.w.asked = now, false
 	c.pokeLocked()
@@ -430,6 +510,7 @@ func (c *claim) Wait(ctx context.Context, held *store.HeldError) error {
 		c.mu.Unlock()
 		return sleep(ctx, c.pollPause(held))
 	}
+	w.idle = true
 	asked := c.s.clock.Now()
 	w.asked = w.asked || !w.since.IsZero() && asked.Sub(w.since) >= firstAsk
 	slow := 0.75 + rand.Float64()/2
@@ -439,6 +520,10 @@ func (c *claim) Wait(ctx context.Context, held *store.HeldError) error {
 	for {
 		c.giveStrayBack(ctx)
 		c.mu.Lock()
+		if c.held { // by hand-over
+			c.mu.Unlock()
+			return nil
+		}
 		if w.woken == nil { // Release was called
 			c.mu.Unlock()
 			return store.ErrReleased
@@ -512,7 +597,8 @@ func (c *claim) restLocked(held *store.HeldError, asked clock.Instant, slow floa
 	return c.s.clock.Until(due)
 }
 
-// reserve is for how long a hand-over keeps the vote for the waiter: it must be able to come.
+// reserve is for how long a hand-over keeps the vote for the waiter: it must be able to come, and
+// to extend the grant that this may be.
 func (c *claim) reserve() time.Duration {
-	return min(max(16*c.s.roundTrip(), minReserve), c.ttl, maxReserve)
+	return min(max(16*c.s.roundTrip(), min(c.ttl/16, time.Second), minReserve), c.ttl, maxReserve)
 }

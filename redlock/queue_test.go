@@ -440,14 +440,17 @@ func TestResubscription(t *testing.T) {
 func TestParseMessage(t *testing.T) {
 	for payload, want := range map[string]message{
 		"w1 wake 17 h1.a h1.b a key with spaces": {wake: true, mark: 17, owner: "h1.a", released: "h1.b"},
-		"w1 next 250 h1.a k":                     {reserve: 250 * time.Millisecond, owner: "h1.a"},
+		"w1 grant 17 12.000005 250 ab h1.a h1.b a k": {wake: true, mark: 17, clock: 12000005, id: "ab", reserve: 250 * time.Millisecond,
+			owner: "h1.a", released: "h1.b"},
+		"w1 next 250 h1.a k": {reserve: 250 * time.Millisecond, owner: "h1.a"},
 	} {
 		if m, ok := parseMessage(payload); !ok || m != want {
 			t.Errorf("%q: %v %v", payload, m, ok)
 		}
 	}
 	for _, payload := range []string{"", "w1", "w1 wake", "w1 wake 17 h1.a h1.b", "w2 wake 17 h1.a h1.b k", "w1 wake x h1.a h1.b k",
-		"w1 wake -1 h1.a h1.b k", "w1 next 99999 h1.a k", "w1 next 250 h1.a", "w1 other 1 h1.a h1.b k"} {
+		"w1 wake -1 h1.a h1.b k", "w1 grant 17 12 250 ab h1.a h1.b", "w1 grant 17 12.5 0 ab h1.a h1.b k", "w1 grant 17 12.1000000 250 ab h1.a h1.b k",
+		"w1 grant 17 x 250 ab h1.a h1.b k", "w1 grant 17 1.5 250  h1.a h1.b k", "w1 grant 17 1.5 99999 ab h1.a h1.b k", "w1 next 99999 h1.a k", "w1 next 250 h1.a", "w1 other 1 h1.a h1.b k"} {
 		if m, ok := parseMessage(payload); ok {
 			t.Errorf("%q is %v", payload, m)
 		}
@@ -457,6 +460,7 @@ func TestParseMessage(t *testing.T) {
 func FuzzParseMessage(f *testing.F) {
 	f.Add("w1 wake 17 h1.a h1.b key")
 	f.Add("w1 next 250 h1.a k")
+	f.Add("w1 grant 17 12.000005 250 ab h1.a h1.b a k")
 	f.Fuzz(func(t *testing.T, payload string) {
 		m, ok := parseMessage(payload)
 		if ok && (!strings.HasPrefix(payload, "w1 ") || m.mark < 0 || m.reserve < 0 || m.reserve > maxReserve) {

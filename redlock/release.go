@@ -68,6 +68,7 @@ type releasing struct {
 	lease  bool     // it ends a lease
 	leave  bool     // the owner may have places in the queues
 	handOn bool     // a vote that is freed is handed over
+	token  int64    // of the lease that this may be
 	next   *attempt // under which the claim goes on waiting; nil where it does not
 	stamp2 int64    // of next
 	needed int      // answers that a caller waits for
@@ -221,7 +222,9 @@ func (c *claim) moveLocked(ctx context.Context) *releasing {
 	next.stamp = stamp
 	for i := range next.nodes {
 		next.nodes[i].sent, next.nodes[i].parks = stamp, 1 // rule M
-		next.nodes[i].place = moved.nodes[i].place         // by birth, which is the same
+		was := &moved.nodes[i]
+		next.nodes[i].place = was.place // by birth, which is the same
+		next.nodes[i].seenAt, next.nodes[i].clock, next.nodes[i].under = was.seenAt, was.clock, was.under
 		rel.nodes[i].asked = true
 	}
 	c.s.inbox.knows(c, next.owner)
@@ -246,7 +249,8 @@ func (c *claim) releaseLocked(ctx context.Context) *releasing {
 	if r.nodes = r.only[:]; len(s.peers) > 1 {
 		r.nodes = make([]releasedAt, len(s.peers))
 	}
-	c.last, c.held = r, false
+	r.token = max(s.wall(), r.a.stamp+1)
+	c.last, c.held, c.handed = r, false, false
 	if !off(ruleE) || r.lease {
 		c.attempt = nil
 	}
@@ -271,18 +275,18 @@ func (c *claim) releaseLocked(ctx context.Context) *releasing {
 type releaseCall struct {
 	stamp int64
 	keys  [3]string
-	args  [7]string
+	args  [8]string
 }
 
 // write sets what is sent to one node. Where its mark is known to stand at the highest stamp
 // sent there, that need not be looked at. A Cluster has no queue.
-func (w *releaseCall) write(r *releasing, p *peer) Call {
+func (w *releaseCall) write(r *releasing, p *peer, script *voteScript) Call {
 	c := r.c
 	c.mu.Lock()
 	n := r.a.nodes[p.index]
 	c.mu.Unlock()
 	w.keys = [3]string{c.vote, c.mark, c.queue}
-	w.args = [7]string{r.a.owner, "0", "0", "0"}
+	w.args = [8]string{r.a.owner, "0", "0", "0", "0"}
 	keys, args := w.keys[:1], w.args[:2]
 	if w.stamp = 0; n.marked != n.sent {
 		w.stamp = n.sent
@@ -290,16 +294,20 @@ func (w *releaseCall) write(r *releasing, p *peer) Call {
 		keys = w.keys[:2]
 	}
 	if (r.leave || r.handOn) && !p.admitted.isCluster.Load() {
-		keys, args = w.keys[:], w.args[:4]
+		keys, args = w.keys[:], w.args[:5]
 		if r.leave && (c.adopted || n.stays || n.parks > 0) {
 			w.args[2] = "1"
 		}
 		if r.handOn {
 			w.args[3] = cachedText(&c.s.rsvText, c.reserve())
+			w.args[4] = strconv.FormatInt(r.token, 10)
+			if script != nil {
+				return Call{Script: script.release, Keys: keys, Args: args, Strict: script.checks != checkNone, Once: true}
+			}
 		}
 		if r.next != nil {
 			args = w.args[:]
-			w.args[4], w.args[5], w.args[6] = r.next.owner, strconv.FormatInt(r.stamp2, 10), r.next.owner[ownerBirth:ownerInbox]
+			w.args[5], w.args[6], w.args[7] = r.next.owner, strconv.FormatInt(r.stamp2, 10), r.next.owner[ownerBirth:ownerInbox]
 		}
 	}
 	return Call{Script: c.s.scripts.release, Keys: keys, Args: args, Once: true}
@@ -308,7 +316,7 @@ func (w *releaseCall) write(r *releasing, p *peer) Call {
 // debt is the RELEASE for one node, to be repeated.
 func (r *releasing) debt(p *peer) debt {
 	w := new(releaseCall)
-	call := w.write(r, p)
+	call := w.write(r, p, nil)
 	r.c.mu.Lock()
 	defer r.c.mu.Unlock()
 	return debt{call: call, stamp: w.stamp, until: r.until,
@@ -360,15 +368,26 @@ type giving struct {
 	p     *peer
 	sent  clock.Instant
 	first bool
+	plain bool // by the script that every server may run
 	w     releaseCall
 }
 
 // call is written as late as it can be: the answer to a VOTE that was still under way when the
 // lease ended may tell where the mark stands.
-func (g *giving) call() Call { return g.w.write(g.r, g.p) }
+func (g *giving) call() Call {
+	if g.plain {
+		return g.w.write(g.r, g.p, nil)
+	}
+	return g.w.write(g.r, g.p, g.p.admitted.load(g.r.c.vote))
+}
 
 func (g *giving) answer(reply Reply) {
 	r, p := g.r, g.p
+	if unadmitted(reply) && !g.plain {
+		g.plain = true
+		p.post(g)
+		return
+	}
 	defer p.s.sending.end()
 	r.mu.Lock()
 	n := &r.nodes[p.index]
@@ -419,11 +438,14 @@ func (r *releasing) direct(ctx context.Context, sent clock.Instant, first bool) 
 		return false
 	}
 	d := s.directCall()
-	d.call = d.release.write(r, p)
+	d.call = d.release.write(r, p, p.admitted.load(r.c.vote))
 	stamp := d.release.stamp
 	s.sending.begin()
 	reply := p.runOne(node, &d.call)
 	s.sending.end()
+	if unadmitted(reply) {
+		return false
+	}
 	s.calls.Put(d)
 	if wait, repeat := r.take(p, reply, stamp, sent, first); repeat {
 		p.owe(r.debt(p).after(s.clock.Now(), wait))

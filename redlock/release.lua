@@ -1,13 +1,13 @@
 -- RELEASE of docs/protocol.md 1.2.
 -- KEYS vote [, mark [, queue]]
 -- ARGV owner, stamp (0: the mark is known to stand there)
---      [, leave (1: the owner may have a place in the queue), reserve in ms (0: hand nothing over)
---      [, next owner of the claim, its stamp, the claim's birth in us]]
+--      [, leave (1: the owner may have a place in the queue), reserve in ms (0: hand nothing over),
+--       the token of a hand-over [, next owner of the claim, its stamp, the claim's birth in us]]
 -- Answers 1 where the vote was deleted, and 2 more where next has a place; or {'AHEAD', the same, clock}.
 -- A deletion is never refused for want of memory; whatever else fails, the vote is gone.
 -- Every lock waits for the first lines, and every hand-over for the rest: few calls, and numbers are printed once.
 local call, pcall, vote = redis.call, redis.pcall, KEYS[1]
-local cur, stamp, leave, reserve, next = pcall('GET', vote), ARGV[2], ARGV[3] == '1', ARGV[4] or '0', ARGV[5]
+local cur, stamp, leave, reserve, next = pcall('GET', vote), ARGV[2], ARGV[3] == '1', ARGV[4] or '0', ARGV[6]
 local freed = cur == ARGV[1] -- rule D; the key may also hold another kind of value by now
 if freed and stamp == '0' and not leave and not next and (reserve == '0' or pcall('EXISTS', KEYS[3]) == 0) then
   return call('DEL', vote)
@@ -18,18 +18,19 @@ if leave then pcall('ZREM', queue, owner) end
 local first = freed and reserve ~= '0' and pcall('ZRANGE', queue, 0, 1)
 local w = first and first[1] -- who waits; none in an error
 
-local failed, wrote, early, now, f, text -- f: the mark; text: the same, where it is printed
+local failed, wrote, early, t, now, f -- f: the mark
 if w or next or stamp ~= '0' then
-  local t = call('TIME')
+  t = call('TIME')
   now = t[1] * 1000000 + t[2]
-  f, text = now - @MARGIN@, pcall('GET', mark)
-  local F = type(text) == 'string' and tonumber(text) or 0
-  if F > f then f = F else text = nil end -- rule R
+  f = now - @MARGIN@
+  local F = pcall('GET', mark)
+  F = type(F) == 'string' and tonumber(F) or 0
+  if F > f then f = F end -- rule R
 end
 local function raise(s) -- the mark, and reports whether it could
   local r = pcall('SET', mark, s, 'PX', @LIFE@)
   if r.err then failed = r; return false end
-  f, text, wrote = s + 0, s, true
+  f, wrote = s + 0, true
   return true
 end
 if stamp ~= '0' then
@@ -38,7 +39,7 @@ if stamp ~= '0' then
 end
 local answer = freed and 1 or 0
 if next then
-  local s, birth = ARGV[6] + 0, ARGV[7]
+  local s, birth = ARGV[7] + 0, ARGV[8]
   if s > f and s <= now + @AHEAD@ then
     if birth + 0 > now then birth = string.format('%.0f', now) end
     pcall('ZADD', queue, 'NX', birth, next)
@@ -52,22 +53,33 @@ local function tell(to, what)
   local n = pcall('PUBLISH', 'holdfast:' .. (string.match(to, '^h1%.%d+%.(%x+)%.') or ''), what)
   return type(n) == 'number' and n > 0
 end
+-- Keeps the vote for a waiter: an acceptance like any other, in the waiter's name. Answers what to tell its process.
+local token = ARGV[5]
+local function keep(to)
+  local s = token
+  if s + 0 <= f or s + 0 > now + @AHEAD@ then s = string.format('%.0f', f + 1) end
+  if s + 0 > now + @AHEAD@ or not raise(s) then return string.format('w1 wake %.0f ', f), false end -- rule H
+  if pcall('SET', vote, to, 'PX', reserve).err then return 'w1 wake ' .. s .. ' ', false end
+  local what = 'w1 wake ' .. s .. ' '
+  --[[DIRECT]]
+  return what, true
+end
 if freed then
-  -- The vote is reserved for the first live waiter: an acceptance like any other, in the waiter's name.
-  while w and (w == owner or not tell(w, 'w1 wake ' .. (text or string.format('%.0f', f)) .. ' ' .. w .. ' ' .. owner .. ' ' .. vote)) do
+  local what, kept
+  while w do
+    if w ~= owner then
+      what, kept = keep(w)
+      if tell(w, what .. w .. ' ' .. owner .. ' ' .. vote) then break end
+      kept = false
+    end
     if pcall('ZREM', queue, w) ~= 1 then w = nil; break end -- writes are refused: it would come again for ever
     first = pcall('ZRANGE', queue, 0, 1)
     w = first[1]
   end
-  if w then
-    pcall('ZREM', queue, w)
-    local s = string.format('%.0f', f + 1)
-    if f + 1 > now + @AHEAD@ or not raise(s) then w = nil end -- rule H
-  end
-  if w and pcall('SET', vote, w, 'PX', reserve).err then w = nil end
-  if not w then call('DEL', vote) end
+  if w then pcall('ZREM', queue, w) end
+  if not kept then call('DEL', vote) end
   -- Who is next in line by now, and has waited for so long that its timers are slow, learns when the reservation ends.
-  local n = w and first[2]
+  local n = kept and first[2]
   while n and now - (tonumber(string.sub(n, 4, 19)) or 0) > 1000000 and
     not tell(n, 'w1 next ' .. reserve .. ' ' .. n .. ' ' .. vote) do
     if pcall('ZREM', queue, n) ~= 1 then break end

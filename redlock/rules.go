@@ -28,6 +28,7 @@ const (
 	ruleT                   // the Q-th smallest mark is followed, not the largest
 	ruleU                   // an extension never votes before a quorum kept
 	ruleV                   // the script compares the replication id
+	ruleW                   // a grant by hand-over counts from when it was made, not from when it was heard of
 	ruleMRepeat             // m: RELEASE is repeated until the node takes the tombstone
 	ruleUBreak              // u: BREAK takes the vote instead of deleting it
 )

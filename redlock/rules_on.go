@@ -19,7 +19,7 @@ var (
 	elapsed    atomic.Int64 // ns
 )
 
-var ruleNames = "ABCDEFGHIJKLMNOPQRSTUVmu"
+var ruleNames = "ABCDEFGHIJKLMNOPQRSTUVWmu"
 
 // SwitchOff switches the named rules off, such as "M" or "EJ", and returns what switches
 // them on again; "m" is the half of M that is the client's, "u" the half of U that is BREAK's.

@@ -25,6 +25,8 @@ var (
 	keepText string
 	//go:embed release.lua
 	releaseText string
+	//go:embed direct.lua
+	directText string
 	//go:embed probe.lua
 	probeText string
 	//go:embed record.lua
@@ -41,7 +43,7 @@ type scripts struct {
 func newScripts() scripts {
 	return scripts{
 		keep:     NewScript(switched("keep", fill(keepText))),
-		release:  NewScript(switched("release", fill(releaseText))),
+		release:  newRelease("", ""),
 		record:   NewScript(recordText),
 		promoted: NewScript(promotedText),
 		probe:    NewScript(probeText),
@@ -60,7 +62,9 @@ const (
 // voteScript is VOTE as one server was admitted with it.
 type voteScript struct {
 	*Script
-	checks check
+	checks  check
+	release *Script // whose hand-overs may be grants
+	id      string  // by which they name what they were admitted as
 }
 
 // newVote returns the VOTE script of a server: its text carries the replication id for
@@ -84,7 +88,32 @@ func newVote(replid string, c check, maxTTL time.Duration) *voteScript {
 		"@CHECK@", string(c),
 		"@MAXTTL@", strconv.FormatInt(maxTTL.Milliseconds(), 10),
 	).Replace(text)
-	return &voteScript{NewScript(switched("vote", fill(text))), c}
+	id := replid
+	if c == checkNone {
+		id = "-"
+	}
+	return &voteScript{NewScript(switched("vote", fill(text))), c, newRelease(admittedAs(replid, c), id), id}
+}
+
+// admittedAs is the condition, in a script, that the server is still the one that was admitted.
+func admittedAs(replid string, c check) string {
+	if c == checkNone || off(ruleV) {
+		return "true"
+	}
+	same := "string.match(pcall('INFO', 'replication'), 'master_replid:(%x+)') == '" + replid + "'"
+	if c == checkCached {
+		same = "pcall('GET', '" + checkedKey + "') == '" + replid + "' or " + same
+	}
+	return "(" + same + ")"
+}
+
+// newRelease returns RELEASE: where the condition is not empty, a hand-over under it is a grant.
+func newRelease(admitted, id string) *Script {
+	direct := ""
+	if admitted != "" {
+		direct = strings.NewReplacer("--[[ADMITTED]]", admitted, "@ID@", id).Replace(directText)
+	}
+	return NewScript(switched("release", fill(strings.Replace(releaseText, "--[[DIRECT]]\n", direct, 1))))
 }
 
 // fill writes the constants into a script.

@@ -67,6 +67,10 @@ type ClaimOptions struct {
 	// Wait says that the caller means to wait: the claim may keep a place in the
 	// store's queue between Try calls.
 	Wait bool
+	// Least is the shortest validity that is of use to the caller, who extends the grant as
+	// soon as it asks for: the store may then grant less than TTL at first. Zero means that
+	// the whole TTL is wanted.
+	Least time.Duration
 	// Label tells people who holds the key, such as host and pid. It has no
 	// meaning for the store, which may cut it at 64 bytes.
 	Label string
@@ -109,6 +113,9 @@ type Grant struct {
 	Token fence.Token // the same for the whole life of a grant
 	Owner string      // unique random identity of the attempt
 	TTL   time.Duration
+	// ExtendIn is when a grant that is shorter than asked should be extended, counted as TTL
+	// is. Zero leaves it to the caller.
+	ExtendIn time.Duration
 }
 
 // Waiter is implemented by a claim that has a better way to wait than polling. Wait

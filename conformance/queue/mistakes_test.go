@@ -101,7 +101,8 @@ func TestLateWakeUps(t *testing.T) {
 		b.parked("k", 1)
 		for _, text := range []string{"", "w1", "w1 wake", "w1 wake x " + owner + " y k", "w1 wake 9999999999999999999 " + owner + " y k",
 			"w1 wake -1 " + owner + " y k", "w1 wake 1 " + owner, "w1 wake 1 " + owner + " y other", "w1 next -5 " + owner + " k", "w1 next 1e9 " + owner + " k",
-			"w2 wake 1 " + owner + " y k", "w1 wake 1  y k", strings.Repeat("w1 wake ", 10000)} {
+			"w1 grant 1 1.5 100 - " + owner + " y", "w1 grant 1 x 100 - " + owner + " y k", "w1 grant 1 1.5 -1 - " + owner + " y k",
+			"w1 grant 1 1.5 100 unknown " + owner + " y k", "w1 grant", "w2 wake 1 " + owner + " y k", "w1 wake 1  y k", strings.Repeat("w1 wake ", 10000)} {
 			b.publish(owner, "%s", text)
 		}
 		holds("messages that nobody sends", "c", lease)
@@ -183,7 +184,7 @@ func (b *bed) withdraw(t *testing.T, key string, holder, leaving, next *holdfast
 	var lost []*servertest.Swallowed
 	if unheard {
 		for _, p := range proxies {
-			lost = append(lost, p.Swallow(servertest.Containing("w1 wake ")))
+			lost = append(lost, p.Swallow(wakeUp))
 		}
 	}
 	lease, err := holder.Acquire(context.Background(), key)
@@ -365,7 +366,7 @@ func TestLostWakeUpInAFastQueue(t *testing.T) {
 			r.gap()
 			var lost []*servertest.Swallowed
 			for _, p := range proxies {
-				lost = append(lost, p.Swallow(servertest.Only(1, servertest.Containing("w1 wake "))))
+				lost = append(lost, p.Swallow(servertest.Only(1, wakeUp)))
 			}
 			r.reach(r.total()+kit.Count(100, 500)/n, ttl*3/4)
 			hits := 0

@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -66,9 +67,14 @@ func sure() bool { return true }
 
 func nothing(*rounds, int) (func() bool, func()) { return sure, func() {} }
 
+// wakeUp matches what a node tells a waiter for which it has reserved its vote.
+func wakeUp(b []byte) bool {
+	return bytes.Contains(b, []byte("w1 wake ")) || bytes.Contains(b, []byte("w1 grant "))
+}
+
 // lostWakeUp loses what the node tells the first waiter.
 func lostWakeUp(r *rounds, i int) (func() bool, func()) {
-	s := r.proxies[i].Swallow(servertest.Only(1, servertest.Containing("w1 wake ")))
+	s := r.proxies[i].Swallow(servertest.Only(1, wakeUp))
 	return func() bool { return s.Count() > 0 }, s.Stop
 }
 

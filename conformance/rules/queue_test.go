@@ -12,7 +12,7 @@ import (
 
 // waiting is a claim that may be parked.
 func (c *client) waiting(ttl time.Duration) *lease {
-	return &lease{c: c, claim: c.store.Claim(c.e.key, store.ClaimOptions{TTL: ttl, Wait: true, Label: c.name})}
+	return &lease{c: c, claim: c.store.Claim(c.e.key, store.ClaimOptions{TTL: ttl, Wait: true, Least: ttl / 100, Label: c.name})}
 }
 
 // park tries until the claim has a place in the queue of every node.
@@ -66,4 +66,35 @@ func reservedStamp(e *env) string {
 		lb.acquire()
 	}
 	return rising(lc, la, lb)
+}
+
+// lateNews: A hands over to B, which hears of that when the reservation has ended and C has the key.
+func lateNews(e *env) string {
+	e.start(1)
+	a, b, c := e.client("A"), e.client("B"), e.client("C")
+	la := a.claim(ttl)
+	la.acquire()
+	lb := b.waiting(ttl)
+	lb.park()
+	mail := b.wire(1).holdMail()
+	err := lb.try(e.ctx)
+	var held *store.HeldError
+	if !errors.As(err, &held) {
+		e.t.Fatalf("beside a holder B is told %v", err)
+	}
+	held.Holder.TTL = patience // B asks when it is told
+	woken := e.begin(func(ctx context.Context) error { return lb.claim.(store.Waiter).Wait(ctx, held) })
+	time.Sleep(50 * time.Millisecond) // until it waits
+	la.release()
+	e.until("the reservation", func() bool { return e.voted(1) != "" })
+	e.until("its end", func() bool { return e.voted(1) == "" })
+	lc := c.claim(ttl)
+	lc.acquire()
+	(<-mail)()
+	if err := woken.wait(); err != nil {
+		e.t.Fatalf("B is told, and %v", err)
+	}
+	_ = lb.try(e.ctx)
+	defer lb.claim.Release(e.ctx)
+	return bothValid(lb, lc)
 }

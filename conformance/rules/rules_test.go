@@ -64,10 +64,11 @@ var scenarios = []scenario{
 	{"u", "healing between the breaks of two nodes", healedBetweenBreaks},
 	{"V", "failback to a demoted primary", failback},
 	{"V", "script that survives a restart", scriptSurvives},
+	{"W", "news of a hand-over that come late", lateNews},
 }
 
 // letters are the rules of section 7.
-const letters = "ABCDEFGHIJKLMNOPQRSTUV"
+const letters = "ABCDEFGHIJKLMNOPQRSTUVW"
 
 func TestRules(t *testing.T) {
 	for _, letter := range letters {

@@ -28,6 +28,7 @@ type wire struct {
 	done   map[string]int // executed requests, by operation
 	last   map[string]redlock.Call
 	words  map[string]string // first word of the last answer
+	mail   chan func()       // messages that are held back
 }
 
 func (w *wire) Name() string { return w.name }
@@ -51,7 +52,24 @@ func (w *wire) Pinned(ctx context.Context, key string, fn func(do func(args ...s
 }
 
 func (w *wire) Subscribe(ctx context.Context, channel string, deliver func(string), up func()) error {
-	return w.behind().Subscribe(ctx, channel, deliver, up)
+	return w.behind().Subscribe(ctx, channel, func(payload string) {
+		w.mu.Lock()
+		mail := w.mail
+		w.mu.Unlock()
+		if mail == nil {
+			deliver(payload)
+			return
+		}
+		mail <- func() { deliver(payload) }
+	}, up)
+}
+
+// holdMail keeps messages back; what is received from the channel delivers one.
+func (w *wire) holdMail() <-chan func() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.mail = make(chan func(), 16)
+	return w.mail
 }
 
 // pass sends calls to the server. It goes by its own limit: what was held back arrives

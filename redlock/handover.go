@@ -1,0 +1,88 @@
+package redlock
+
+import (
+	"slices"
+	"time"
+
+	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/internal/clock"
+)
+
+// This file holds the direct hand-over of docs/protocol.md, sections 1.2 and 2: a reservation
+// that is a grant by itself, so that a key passes on in one round trip.
+
+const (
+	// handedPace is when a lease by hand-over is extended to its whole ttl: later than most
+	// short sections end, and long before the reservation does.
+	handedPace = 10 * time.Millisecond
+	// minGrace is for how long the messages of a quorum are waited for once there is one.
+	minGrace = time.Millisecond
+)
+
+// give books that a node has reserved its vote for the attempt, and reports whether that counts
+// towards a grant. c.mu is held.
+func (c *claim) give(p *peer, m message) bool {
+	n := &c.attempt.nodes[p.index]
+	if m.clock == 0 || m.mark > c.s.wall()+aheadLimit.Microseconds() || c.least == 0 || !c.held && !c.w.idle || n.seenAt.IsZero() || n.under != m.id {
+		return false
+	}
+	n.given, n.mark = m.mark, max(n.mark, m.mark)
+	n.marked, n.sent = max(n.marked, m.mark), max(n.sent, m.mark)
+	n.until = clock.Max(n.until, n.bound(m, c.s.clock.Now()))
+	return true
+}
+
+// bound is until when a node's reservation holds at least, by the client's clock: it was made no
+// sooner after the node's last answer than the node's clock says, and before the message came
+// (which counts where that clock was stepped forward). Rule W.
+func (n *atNode) bound(m message, now clock.Instant) clock.Instant {
+	waited := time.Duration(m.clock-n.clock) * time.Microsecond
+	made := n.seenAt.Add(waited)
+	if now.Sub(made) < 0 || off(ruleW) {
+		made = now
+	}
+	return made.Add(m.reserve - drift(m.reserve) - max(0, waited)/100)
+}
+
+// gather makes the attempt the lease where Q nodes have told the same stamp (rule I). The other
+// messages come soon, or the claim asks. c.mu is held.
+func (c *claim) gather(m message, now clock.Instant) {
+	var room [8]clock.Instant
+	ends := room[:0]
+	for _, n := range c.attempt.nodes {
+		if n.given == m.mark {
+			ends = append(ends, n.until)
+		}
+	}
+	if len(ends) < c.s.q {
+		if c.w.grace == nil {
+			c.w.grace = time.AfterFunc(max(minGrace, 2*c.s.roundTrip()), c.poke)
+		}
+		return
+	}
+	c.w.stopGrace()
+	slices.SortFunc(ends, func(a, b clock.Instant) int { return int(b.Sub(a)) })
+	until := ends[c.s.q-1]
+	if most := now.Add(c.ttl - drift(c.ttl)); until.Sub(most) > 0 {
+		until = most
+	}
+	if left := until.Sub(now); left < max(c.least, m.reserve/2) || c.ended {
+		c.pokeLocked()
+		return
+	}
+	for i := range c.attempt.nodes { // the token counts as sent (rule M)
+		n := &c.attempt.nodes[i]
+		n.sent = max(n.sent, m.mark)
+	}
+	c.attempt.stamp = max(c.attempt.stamp, m.mark)
+	c.held, c.handed, c.taken, c.token, c.until = true, true, false, fence.Token(m.mark), until
+	c.s.inbox.served(c)
+	c.signalLocked()
+}
+
+func (w *waiting) stopGrace() {
+	if w.grace != nil {
+		w.grace.Stop()
+		w.grace = nil
+	}
+}
