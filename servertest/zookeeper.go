@@ -49,6 +49,14 @@ func ZooKeeperConfig(name, value string) ZooKeeperOption {
 // not that of the machine.
 func ZooKeeperDurable() ZooKeeperOption { return ZooKeeperConfig("forceSync", "yes") }
 
+// linked is not of zoo.cfg.
+const linked = "linked"
+
+// ZooKeeperLinks puts a proxy between each member of an ensemble and the quorum port of each other;
+// see [ZooKeeperEnsemble.Link]. A proxy accepts connections also before the member behind it leads,
+// so that an election may need a second round, after initLimit ticks.
+func ZooKeeperLinks() ZooKeeperOption { return ZooKeeperConfig(linked, "yes") }
+
 // ZooKeeper starts a single server on a free port of 127.0.0.1, with ticks of 200 ms unless the
 // options say otherwise, and returns when it serves. It ends with the test.
 func ZooKeeper(t testing.TB, opts ...ZooKeeperOption) *ZooKeeperServer {
@@ -81,7 +89,7 @@ func newZooKeeper(t testing.TB, opts []ZooKeeperOption) *ZooKeeperServer {
 		missing(t, "zookeeper", "ZooKeeper is not installed (Debian package zookeeper)")
 	}
 	s := &ZooKeeperServer{t: t, java: Need(t, "java"), dir: t.TempDir(), config: map[string]string{
-		"tickTime": "200", "initLimit": "50", "syncLimit": "10", "maxClientCnxns": "0",
+		"tickTime": "200", "initLimit": "15", "syncLimit": "10", "maxClientCnxns": "0",
 		"admin.enableServer": "false", "4lw.commands.whitelist": "*", "forceSync": "no",
 		"clientPortAddress": "127.0.0.1", "autopurge.purgeInterval": "0",
 		"extendedTypesEnabled": "true", "znode.container.checkIntervalMs": "60000",
@@ -99,7 +107,9 @@ func (s *ZooKeeperServer) start() error {
 	var text strings.Builder
 	s.config["clientPort"] = strconv.Itoa(s.port)
 	for _, name := range slices.Sorted(maps.Keys(s.config)) {
-		fmt.Fprintf(&text, "%s=%s\n", name, s.config[name])
+		if name != linked {
+			fmt.Fprintf(&text, "%s=%s\n", name, s.config[name])
+		}
 	}
 	file := filepath.Join(s.dir, "zoo.cfg")
 	if err := os.WriteFile(file, []byte(text.String()), 0o600); err != nil {
@@ -212,12 +222,10 @@ type ZooKeeperEnsemble struct {
 	Servers []*ZooKeeperServer
 
 	t     testing.TB
-	links [][]*Proxy // from a member to a peer
+	links [][]*Proxy // from a member to a peer, with ZooKeeperLinks
 }
 
-// NewZooKeeperEnsemble starts an ensemble of n members and returns when all of them serve. Each
-// member reaches the quorum port of each other through a proxy of its own; see
-// [ZooKeeperEnsemble.Link].
+// NewZooKeeperEnsemble starts an ensemble of n members and returns when all of them serve.
 func NewZooKeeperEnsemble(t testing.TB, n int, opts ...ZooKeeperOption) *ZooKeeperEnsemble {
 	t.Helper()
 	e := &ZooKeeperEnsemble{t: t}
@@ -255,7 +263,7 @@ func (e *ZooKeeperEnsemble) try(n int, opts []ZooKeeperOption) error {
 		e.links = append(e.links, make([]*Proxy, n))
 		for j := range n {
 			addr := loopback(quorum[j])
-			if i != j {
+			if i != j && s.config[linked] != "" {
 				e.links[i][j] = NewProxy(e.t, addr)
 				addr = e.links[i][j].Addr()
 			}
@@ -312,8 +320,8 @@ func (e *ZooKeeperEnsemble) Followers() []*ZooKeeperServer {
 	return list
 }
 
-// Link is the way that the member from takes to follow the member to, while that leads. It does not
-// carry elections.
+// Link is the way that the member from takes to follow the member to, while that leads, in an ensemble
+// with [ZooKeeperLinks]. It does not carry elections.
 func (e *ZooKeeperEnsemble) Link(from, to *ZooKeeperServer) *Proxy {
 	return e.links[slices.Index(e.Servers, from)][slices.Index(e.Servers, to)]
 }

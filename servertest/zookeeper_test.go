@@ -26,7 +26,7 @@ func TestZooKeeperRestart(t *testing.T) {
 // A follower whose link to the leader is cut notices it, and is back when that is mended.
 func TestZooKeeperEnsembleLink(t *testing.T) {
 	t.Parallel()
-	e := NewZooKeeperEnsemble(t, 3, ZooKeeperConfig("syncLimit", "5"))
+	e := NewZooKeeperEnsemble(t, 3, ZooKeeperLinks(), ZooKeeperConfig("syncLimit", "5"))
 	leader, followers := e.Leader(), e.Followers()
 	if len(followers) != 2 {
 		t.Fatalf("%d members follow, want 2", len(followers))

@@ -2,6 +2,7 @@ package zookeeper
 
 import (
 	"encoding/binary"
+	"flag"
 	"slices"
 	"testing"
 	"time"
@@ -11,7 +12,10 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-func TestMain(m *testing.M) { kit.Main(m, children) }
+func TestMain(m *testing.M) {
+	_ = flag.Set("test.parallel", "12") // they mostly wait
+	kit.Main(m, children)
+}
 
 // open opens a store, with a session of its own, as another process would.
 func open(t testing.TB, o zkstore.Options) *zkstore.Store {

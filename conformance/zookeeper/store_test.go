@@ -4,8 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/holdfast-go/holdfast/fence"
-	"github.com/holdfast-go/holdfast/fence/fencetest"
 	"github.com/holdfast-go/holdfast/servertest"
 	"github.com/holdfast-go/holdfast/store"
 	"github.com/holdfast-go/holdfast/store/storetest"
@@ -41,6 +39,3 @@ func ticks() servertest.ZooKeeperOption { return servertest.ZooKeeperConfig("tic
 func TestStore(t *testing.T) {
 	storetest.Run(t, config(servertest.ZooKeeper(t, ticks()), zkstore.Options{SessionTimeout: sessionTimeout}))
 }
-
-var _ = fence.Token(0)
-var _ = fencetest.Run
