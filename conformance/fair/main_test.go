@@ -96,6 +96,7 @@ func await(t testing.TB, servers []*servertest.RedisServer, many int) {
 // turn is one lease of k.
 type turn struct {
 	who    int
+	owner  string
 	token  holdfast.Token
 	birth  int64 // when the claim began, by the clock of its client, in us
 	waited time.Duration
@@ -109,7 +110,7 @@ func newTurn(t testing.TB, who int, l *holdfast.Lease, began time.Time) turn {
 	if err != nil {
 		t.Errorf("owner %q: %v", l.Owner(), err)
 	}
-	return turn{who, l.Token(), birth, now.Sub(began), now}
+	return turn{who, l.Owner(), l.Token(), birth, now.Sub(began), now}
 }
 
 // turns collects leases.
