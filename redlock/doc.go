@@ -16,7 +16,8 @@
 // A claim that waits, as Locker.Acquire makes it, stands in a queue on each server, in the order of
 // the first attempts. A RELEASE reserves the vote for the first live waiter and tells that
 // waiter's process, by one subscription per [Store] and server that begins with the first claim
-// that waits and ends three seconds after the last one. A stopped waiter loses its turn when the
+// that waits and ends three seconds after the last one. For a waiter that extends its leases the
+// reservation is the grant: the key passes on in one round trip. A stopped waiter loses its turn when the
 // reservation ends. Where a server lets nobody subscribe, on a Cluster, through a proxy that does not
 // pass messages on, and for a lock of another library, waiting is jittered polling, bounded by the ttl.
 //
