@@ -362,7 +362,7 @@ func (c *claim) enter(ctx context.Context, l *life) (*node, error) {
 	c.mu.Unlock()
 	data := record{Label: c.o.Label, TTL: c.o.TTL}.bytes()
 	for range 3 {
-		if err := ctx.Err(); err != nil {
+		if err := stopped(ctx); err != nil {
 			return nil, err
 		}
 		n := &node{life: l}

@@ -91,7 +91,7 @@ func (g *Guard) raise(ctx context.Context, resource string, t fence.Token, write
 			return raised{}, err
 		}
 		for {
-			if err := ctx.Err(); err != nil {
+			if err := stopped(ctx); err != nil {
 				return raised{}, err
 			}
 			m, err := g.mark(l, resource)
@@ -202,7 +202,7 @@ func (g *Guard) Check(ctx context.Context, resource string, t fence.Token) error
 	if err := checkArgs(ctx, resource, t); err != nil {
 		return err
 	}
-	m, err := ask(ctx, g.s, func(ctx context.Context, l *life) (mark, error) { return g.mark(l, resource) })
+	m, err := ask(ctx, g.s, false, func(ctx context.Context, l *life) (mark, error) { return g.mark(l, resource) })
 	if err != nil {
 		return guardError(resource, &fault{kind: store.ErrUnavailable, cause: err})
 	}
@@ -269,7 +269,7 @@ func (s *Store) writeHeld(ctx context.Context, l *life, key string, t fence.Toke
 	case h.Token != t:
 		return nil, &store.LostError{By: &store.HeldError{Holder: h}}
 	case ctx.Err() != nil:
-		return nil, ctx.Err()
+		return nil, stopped(ctx)
 	}
 	// Version 0: a node that was broken has been written to.
 	first := &zk.CheckVersionRequest{Path: dir + "/" + list[0].name, Version: 0}

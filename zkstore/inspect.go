@@ -26,7 +26,7 @@ func (s *Store) Inspect(ctx context.Context, key string) (store.Holder, error) {
 	if err := store.CheckKey(key); err != nil {
 		return store.Holder{}, err
 	}
-	return ask(ctx, s, func(ctx context.Context, l *life) (store.Holder, error) {
+	return ask(ctx, s, false, func(ctx context.Context, l *life) (store.Holder, error) {
 		if err := s.sync(l, s.base); err != nil {
 			return store.Holder{}, err
 		}
@@ -75,8 +75,9 @@ func (s *Store) first(l *life, dir, key string) (store.Holder, []member, error) 
 	}
 }
 
-// ask runs a read, or a change that no grant depends on, within the limit of a call.
-func ask[T any](ctx context.Context, s *Store, f func(context.Context, *life) (T, error)) (T, error) {
+// ask runs what concerns no claim of this store, within the limit of a call. Where it does not act, it
+// has changed nothing, however it fails.
+func ask[T any](ctx context.Context, s *Store, acts bool, f func(context.Context, *life) (T, error)) (T, error) {
 	var none T
 	if err := ctx.Err(); err != nil {
 		return none, err
@@ -88,10 +89,14 @@ func ask[T any](ctx context.Context, s *Store, f func(context.Context, *life) (T
 		}
 		return f(ctx, l)
 	}, nil)
-	if err != nil {
-		return none, classify(err, false)
+	if err == nil {
+		return v, nil
 	}
-	return v, nil
+	var open *fault
+	if !acts && errors.As(err, &open) && open.kind == store.ErrUncertain {
+		return none, unavailable(open.cause)
+	}
+	return none, classify(err, acts)
 }
 
 // List answers the holders of all keys that begin with prefix, in any order. See [store.Inspector].
@@ -125,7 +130,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[store.Holder,
 
 // names are the children of a node, none where it does not exist.
 func (s *Store) names(ctx context.Context, path string) ([]string, error) {
-	return ask(ctx, s, func(ctx context.Context, l *life) ([]string, error) {
+	return ask(ctx, s, false, func(ctx context.Context, l *life) ([]string, error) {
 		if err := s.sync(l, path); err != nil {
 			return nil, err
 		}
@@ -139,7 +144,7 @@ func (s *Store) names(ctx context.Context, path string) ([]string, error) {
 
 // held answers the holder of the key whose queue dir is, if the key begins with prefix.
 func (s *Store) held(ctx context.Context, dir, prefix string) (store.Holder, error) {
-	return ask(ctx, s, func(ctx context.Context, l *life) (store.Holder, error) {
+	return ask(ctx, s, false, func(ctx context.Context, l *life) (store.Holder, error) {
 		queue, err := s.get(l, dir)
 		if errors.Is(err, zk.ErrNoNode) || err == nil && !strings.HasPrefix(string(queue.data), prefix) {
 			return store.Holder{}, nil
@@ -162,7 +167,7 @@ func (s *Store) Break(ctx context.Context, h store.Holder) error {
 	if h.Owner == "" {
 		return &store.InvalidError{Field: "owner", Rule: "must name the holder to take the key from"}
 	}
-	_, err := ask(ctx, s, func(ctx context.Context, l *life) (struct{}, error) {
+	_, err := ask(ctx, s, true, func(ctx context.Context, l *life) (struct{}, error) {
 		return struct{}{}, s.breakOff(ctx, l, h.Key, h.Owner)
 	})
 	return err
@@ -197,7 +202,7 @@ func (s *Store) breakOff(ctx context.Context, l *life, key, owner string) error 
 			err = classify(err, true)
 		}
 		if err == nil {
-			err = ctx.Err()
+			err = stopped(ctx)
 		}
 		if !errors.Is(err, zk.ErrNoNode) && !errors.Is(err, zk.ErrBadVersion) {
 			return err

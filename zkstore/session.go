@@ -80,11 +80,9 @@ func (silent) Printf(string, ...any) {}
 
 func (s *session) close() {
 	s.mu.Lock()
-	select {
-	case <-s.closing:
+	if s.closed() {
 		s.mu.Unlock()
 		return
-	default:
 	}
 	close(s.closing)
 	s.mu.Unlock()
@@ -175,23 +173,24 @@ func (s *session) set(up bool) {
 // connectLimit bounds the wait for a session.
 const connectLimit = 2 * time.Second
 
+var errNoSession = errors.New("there is no session with ZooKeeper; a quorum of its servers must be reachable")
+
 // await waits for a session through which requests can be sent, for at most [connectLimit].
 // Its errors say that nothing was sent.
 func (s *session) await(ctx context.Context) (*life, error) {
 	var limit *time.Timer
 	for {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
 		s.mu.Lock()
 		l, up, changed := s.life, s.up, s.changed
 		s.mu.Unlock()
-		select {
-		case <-s.closing:
+		switch {
+		case s.closed():
 			return nil, unavailable(errors.New("the store was closed"))
-		default:
-		}
-		if up && l != nil {
+		case context.Cause(ctx) == errNoAnswer:
+			return nil, unavailable(errNoSession)
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		case up && l != nil:
 			return l, nil
 		}
 		if limit == nil {
@@ -203,8 +202,17 @@ func (s *session) await(ctx context.Context) (*life, error) {
 		case <-s.closing:
 		case <-ctx.Done():
 		case <-limit.C:
-			return nil, unavailable(errors.New("there is no session with ZooKeeper; a quorum of its servers must be reachable"))
+			return nil, unavailable(errNoSession)
 		}
+	}
+}
+
+func (s *session) closed() bool {
+	select {
+	case <-s.closing:
+		return true
+	default:
+		return false
 	}
 }
 

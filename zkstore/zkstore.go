@@ -100,7 +100,7 @@ func Dial(o Options) (*Store, error) {
 		s:     s,
 		base:  chroot + "/holdfast",
 		acl:   acl,
-		limit: max(2*patience(timeout), time.Second),
+		limit: patience(timeout) + time.Second,
 		info: store.Info{
 			Name:        "zookeeper",
 			Fingerprint: "zookeeper:" + strings.Join(slices.Sorted(slices.Values(servers)), ",") + chroot,
@@ -233,6 +233,14 @@ func race[T any](ctx context.Context, limit time.Duration, op func(context.Conte
 		a := <-answers
 		return a.v, a.err
 	}
+}
+
+// stopped is why an op under [race] sends nothing more: nil, the caller's context, or the limit.
+func stopped(ctx context.Context) error {
+	if context.Cause(ctx) == errNoAnswer {
+		return unavailable(errNoAnswer)
+	}
+	return ctx.Err()
 }
 
 // call makes one request of the client library under the watchdog.

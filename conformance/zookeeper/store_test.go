@@ -36,6 +36,14 @@ func config(server *servertest.ZooKeeperServer, o zkstore.Options) storetest.Con
 
 func ticks() servertest.ZooKeeperOption { return servertest.ZooKeeperConfig("tickTime", "500") }
 
+// In a chroot, with credentials.
 func TestStore(t *testing.T) {
-	storetest.Run(t, config(servertest.ZooKeeper(t, ticks()), zkstore.Options{SessionTimeout: sessionTimeout}))
+	storetest.Run(t, config(servertest.ZooKeeper(t, ticks()), zkstore.Options{
+		SessionTimeout: sessionTimeout, Chroot: "/apps/shop", User: "shop", Password: "secret",
+	}))
+}
+
+func BenchmarkStore(b *testing.B) {
+	server := servertest.ZooKeeper(b, servertest.ZooKeeperDurable(), servertest.ZooKeeperConfig("tickTime", "2000"))
+	storetest.Bench(b, config(server, zkstore.Options{}))
 }
