@@ -1,7 +1,6 @@
 package redlock
 
 import (
-	"slices"
 	"time"
 
 	"github.com/holdfast-go/holdfast/fence"
@@ -32,41 +31,38 @@ func (c *claim) give(p *peer, m message) bool {
 	return true
 }
 
-// bound is until when a node's reservation holds at least, by the client's clock: it was made no
+// bound is until when a node's reservation holds at least, by the client's clocks: it was made no
 // sooner after the node's last answer than the node's clock says, and before the message came
-// (which counts where that clock was stepped forward). Rule W.
+// (which counts where that clock was stepped forward). Rule W. The time since then is counted by
+// the clock that says more: the machine may have slept.
 func (n *atNode) bound(m message, now clock.Instant) clock.Instant {
 	waited := time.Duration(m.clock-n.clock) * time.Microsecond
-	made := n.seenAt.Add(waited)
-	if now.Sub(made) < 0 || off(ruleW) {
-		made = now
+	late := max(0, now.Since(n.seenAt.Add(waited)))
+	if off(ruleW) {
+		late = 0
 	}
-	return made.Add(m.reserve - drift(m.reserve) - max(0, waited)/100)
+	return now.Add(m.reserve - drift(m.reserve) - max(0, waited)/100 - late)
 }
 
 // gather makes the attempt the lease where Q nodes have told the same stamp (rule I). The other
 // messages come soon, or the claim asks. c.mu is held.
 func (c *claim) gather(m message, now clock.Instant) {
-	var room [8]clock.Instant
-	ends := room[:0]
+	var room [8]time.Duration // what is left, since instants do not compare over a sleep
+	lefts := room[:0]
 	for _, n := range c.attempt.nodes {
 		if n.given == m.mark {
-			ends = append(ends, n.until)
+			lefts = append(lefts, now.Until(n.until))
 		}
 	}
-	if len(ends) < c.s.q {
+	if len(lefts) < c.s.q {
 		if c.w.grace == nil {
 			c.w.grace = time.AfterFunc(max(minGrace, 2*c.s.roundTrip()), c.poke)
 		}
 		return
 	}
 	c.w.stopGrace()
-	slices.SortFunc(ends, func(a, b clock.Instant) int { return int(b.Sub(a)) })
-	until := ends[c.s.q-1]
-	if most := now.Add(c.ttl - drift(c.ttl)); until.Sub(most) > 0 {
-		until = most
-	}
-	if left := until.Sub(now); left < max(c.least, m.reserve/2) || c.ended {
+	left := min(nthSmallest(len(lefts)-c.s.q+1, lefts), c.ttl-drift(c.ttl))
+	if left < max(c.least, m.reserve/2) || c.ended {
 		c.pokeLocked()
 		return
 	}
@@ -75,7 +71,7 @@ func (c *claim) gather(m message, now clock.Instant) {
 		n.sent = max(n.sent, m.mark)
 	}
 	c.attempt.stamp = max(c.attempt.stamp, m.mark)
-	c.held, c.handed, c.taken, c.token, c.until = true, true, false, fence.Token(m.mark), until
+	c.held, c.handed, c.taken, c.token, c.until = true, true, false, fence.Token(m.mark), now.Add(left)
 	c.s.inbox.served(c)
 	c.signalLocked()
 }
