@@ -15,10 +15,9 @@ end
 if type(cur) == 'table' and not string.find(cur.err, 'WRONGTYPE', 1, true) then return cur end
 local mark, queue, owner = KEYS[2], KEYS[3], ARGV[1]
 if leave then pcall('ZREM', queue, owner) end
-local first = freed and reserve ~= '0' and pcall('ZRANGE', queue, 0, 1)
-local w = first and first[1] -- who waits; none in an error
+local w = freed and reserve ~= '0' and pcall('ZPOPMIN', queue)[1] -- who waits; none in an error
 
-local failed, wrote, early, t, now, f -- f: the mark
+local failed, wrote, early, t, now, f, checked -- f: the mark
 if w or next or stamp ~= '0' then
   t = call('TIME')
   now = t[1] * 1000000 + t[2]
@@ -59,11 +58,12 @@ local function keep(to)
   local s = token
   if s + 0 <= f or s + 0 > now + @AHEAD@ then s = string.format('%.0f', f + 1) end
   if s + 0 > now + @AHEAD@ or not raise(s) then return string.format('w1 wake %.0f ', f), false end -- rule H
-  if pcall('SET', vote, to, 'PX', reserve).err then return 'w1 wake ' .. s .. ' ', false end
   local what = 'w1 wake ' .. s .. ' '
+  if pcall('SET', vote, to, 'PX', reserve).err then return what, false end
   --[[DIRECT]]
   return what, true
 end
+local function waited(w) return now - (tonumber(string.sub(w, 4, 19)) or 0) > 1000000 end
 if freed then
   local what, kept
   while w do
@@ -72,17 +72,13 @@ if freed then
       if tell(w, what .. w .. ' ' .. owner .. ' ' .. vote) then break end
       kept = false
     end
-    if pcall('ZREM', queue, w) ~= 1 then w = nil; break end -- writes are refused: it would come again for ever
-    first = pcall('ZRANGE', queue, 0, 1)
-    w = first[1]
+    w = pcall('ZPOPMIN', queue)[1]
   end
-  if w then pcall('ZREM', queue, w) end
   if not kept then call('DEL', vote) end
   -- Who is next in line by now, and has waited for so long that its timers are slow, learns when the reservation ends.
-  local n = kept and first[2]
-  while n and now - (tonumber(string.sub(n, 4, 19)) or 0) > 1000000 and
-    not tell(n, 'w1 next ' .. reserve .. ' ' .. n .. ' ' .. vote) do
-    if pcall('ZREM', queue, n) ~= 1 then break end
+  local n = kept and waited(w) and pcall('ZRANGE', queue, 0, 0)[1]
+  while n and waited(n) and not tell(n, 'w1 next ' .. reserve .. ' ' .. n .. ' ' .. vote) do
+    if pcall('ZREM', queue, n) ~= 1 then break end -- writes are refused: it would come again for ever
     n = pcall('ZRANGE', queue, 0, 0)[1]
   end
 elseif not wrote then -- which a replica would have refused

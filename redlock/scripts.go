@@ -43,7 +43,7 @@ type scripts struct {
 func newScripts() scripts {
 	return scripts{
 		keep:     NewScript(switched("keep", fill(keepText))),
-		release:  newRelease("", ""),
+		release:  newRelease(),
 		record:   NewScript(recordText),
 		promoted: NewScript(promotedText),
 		probe:    NewScript(probeText),
@@ -88,32 +88,38 @@ func newVote(replid string, c check, maxTTL time.Duration) *voteScript {
 		"@CHECK@", string(c),
 		"@MAXTTL@", strconv.FormatInt(maxTTL.Milliseconds(), 10),
 	).Replace(text)
-	id := replid
-	if c == checkNone {
-		id = "-"
-	}
-	return &voteScript{NewScript(switched("vote", fill(text))), c, newRelease(admittedAs(replid, c), id), id}
+	release, id := newDirect(replid, c)
+	return &voteScript{NewScript(switched("vote", fill(text))), c, release, id}
 }
 
-// admittedAs is the condition, in a script, that the server is still the one that was admitted.
-func admittedAs(replid string, c check) string {
-	if c == checkNone || off(ruleV) {
-		return "true"
-	}
+// newRelease returns the RELEASE that every server may run: its hand-overs are no grants.
+func newRelease() *Script { return releaseOf(releaseText, "") }
+
+func releaseOf(text, direct string) *Script {
+	return NewScript(switched("release", fill(strings.Replace(text, "--[[DIRECT]]\n", direct, 1))))
+}
+
+// newDirect returns the RELEASE of an admitted server, whose hand-overs are grants. The vote then
+// ends by TIME, from which the waiter counts, and not by the time at which the server began to run the
+// script. SET does that from Redis 6.2 on.
+func newDirect(replid string, c check) (release *Script, id string) {
 	same := "string.match(pcall('INFO', 'replication'), 'master_replid:(%x+)') == '" + replid + "'"
-	if c == checkCached {
-		same = "pcall('GET', '" + checkedKey + "') == '" + replid + "' or " + same
+	byTime := "and pcall('PEXPIREAT', vote, math.floor(now / 1000) + reserve) == 1 "
+	text := releaseText
+	switch {
+	case c == checkNone:
+		replid, same = "-", "true"
+	case off(ruleV):
+		same = "true"
+	case c == checkCached:
+		same, byTime = "(checked == '"+replid+"' or "+same+")", ""
+		text = strings.NewReplacer(
+			"  local F = pcall('GET', mark)\n", "  local got = pcall('MGET', mark, '"+checkedKey+"')\n  local F = got[1]\n  checked = got[2]\n",
+			"'PX', reserve)", "'PXAT', math.floor(now / 1000) + reserve)",
+		).Replace(text)
 	}
-	return "(" + same + ")"
-}
-
-// newRelease returns RELEASE: where the condition is not empty, a hand-over under it is a grant.
-func newRelease(admitted, id string) *Script {
-	direct := ""
-	if admitted != "" {
-		direct = strings.NewReplacer("--[[ADMITTED]]", admitted, "@ID@", id).Replace(directText)
-	}
-	return NewScript(switched("release", fill(strings.Replace(releaseText, "--[[DIRECT]]\n", direct, 1))))
+	direct := strings.NewReplacer("--[[ADMITTED]]", same, "--[[BYTIME]]", byTime, "@ID@", replid).Replace(directText)
+	return releaseOf(text, direct), replid
 }
 
 // fill writes the constants into a script.

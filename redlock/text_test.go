@@ -142,8 +142,16 @@ func TestNewRefuses(t *testing.T) {
 
 func TestScriptsCarryNoPlaceholder(t *testing.T) {
 	s := newScripts()
-	for _, script := range []*Script{s.keep, s.release, s.record, s.promoted,
-		newVote("ab12", checkAlways, time.Second).Script, newVote("ab12", checkCached, time.Second).Script, newVote("", checkNone, time.Second).Script} {
+	always, cached, trust := newVote("ab12", checkAlways, time.Second), newVote("ab12", checkCached, time.Second), newVote("", checkNone, time.Second)
+	releases := map[string]bool{s.release.Text: true, always.release.Text: true, cached.release.Text: true, trust.release.Text: true}
+	if len(releases) != 4 {
+		t.Errorf("%d texts of RELEASE differ, want 4", len(releases))
+	}
+	if text := cached.release.Text; strings.Count(text, "'PXAT'") != 1 || strings.Count(text, "MGET") != 1 || strings.Contains(text, "PEXPIREAT") {
+		t.Error("RELEASE of Redis 7 does not use what it has")
+	}
+	for _, script := range []*Script{s.keep, s.release, s.record, s.promoted, always.Script, cached.Script, trust.Script,
+		always.release, cached.release, trust.release} {
 		if strings.Contains(script.Text, "@") || strings.Contains(script.Text, "--[[") {
 			t.Errorf("a placeholder is left in:\n%s", script.Text)
 		}

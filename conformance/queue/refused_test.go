@@ -47,7 +47,7 @@ func command(args ...string) func(testing.TB, *servertest.RedisServer) {
 var refusals = []refusal{
 	{"too few replicas", "NOREPLICAS", command("CONFIG", "SET", "min-replicas-to-write", "1"), command("CONFIG", "SET", "min-replicas-to-write", "0")},
 	{"cannot save", "MISCONF", cannotSave, command("CONFIG", "SET", "stop-writes-on-bgsave-error", "no")},
-	{"no right to zrem", "", command("ACL", "SETUSER", "app", "-zrem"), command("ACL", "SETUSER", "app", "+zrem")},
+	{"no right to zpopmin", "", command("ACL", "SETUSER", "app", "-zpopmin"), command("ACL", "SETUSER", "app", "+zpopmin")},
 }
 
 func cannotSave(t testing.TB, s *servertest.RedisServer) {
