@@ -1,12 +1,19 @@
 package redlock
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/clock"
+	"github.com/holdfast-go/holdfast/store"
 )
 
 // sleeper has the machine of s sleep: Go's clock stands still, and the nodes go on.
@@ -102,4 +109,142 @@ func TestSleepBetweenMessages(t *testing.T) {
 		<-got
 		c.Release(t.Context())
 	})
+}
+
+// mailNode delivers messages late, twice, or not at all.
+type mailNode struct{ *fakeNode }
+
+func (f mailNode) Subscribe(ctx context.Context, channel string, deliver func(string), up func()) error {
+	return f.fakeNode.Subscribe(ctx, channel, func(text string) {
+		if rand.N(40) == 0 {
+			return
+		}
+		if rand.N(10) == 0 {
+			go func() {
+				time.Sleep(rand.N(500 * time.Millisecond))
+				if rand.N(4) == 0 {
+					time.Sleep(rand.N(5 * time.Second))
+				}
+				deliver(text)
+			}()
+			if rand.N(2) == 0 {
+				return
+			}
+		}
+		time.Sleep(rand.N(300 * time.Microsecond))
+		deliver(text)
+	}, up)
+}
+
+// keep holds a lease as a Locker does, and may not come in time, or die.
+func keepUp(c *claim, g store.Grant, x *exclusion, hold time.Duration) {
+	next := c.ttl / 3
+	if g.ExtendIn > 0 {
+		next = g.ExtendIn
+	}
+	for end := time.Now().Add(hold); time.Now().Before(end); next = c.ttl / 3 {
+		if rand.N(30) == 0 {
+			next += rand.N(400 * time.Millisecond)
+		}
+		time.Sleep(min(next, time.Until(end)))
+		if time.Now().Before(end) {
+			if _, err := c.Extend(context.Background()); errors.Is(err, store.ErrLost) {
+				return
+			}
+			c.mu.Lock()
+			until := time.Now().Add(c.s.clock.Until(c.until))
+			c.mu.Unlock()
+			x.mu.Lock()
+			if x.holder == c {
+				x.until = until
+			}
+			x.mu.Unlock()
+		}
+	}
+}
+
+// Messages that are late, doubled or lost beside requests that are, holders that are stopped or
+// die, and waiters that give up: one holds the key at a time, tokens grow, and nothing is left.
+func TestHandOversInChaos(t *testing.T) {
+	seeds := 6
+	if os.Getenv("HOLDFAST_SOAK") == "1" {
+		seeds = 120
+	}
+	for seed := range seeds {
+		nodes := []int{1, 3, 5}[seed%3]
+		ttl := []time.Duration{100 * time.Millisecond, 2 * time.Second, 30 * time.Second}[seed/3%3]
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				fs, list := fakes(nodes)
+				subscribable(fs)
+				t.Cleanup(settle)
+				var stores []*Store
+				for i := range fs {
+					list[i] = mailNode{fs[i]}
+				}
+				for range 6 {
+					stores = append(stores, fakeStore(t, Options{}, list...))
+				}
+				for _, f := range fs {
+					f.ahead = (rand.N(2*time.Second) - time.Second) * time.Duration(seed%4)
+					f.set(chaotic)
+				}
+				var x exclusion
+				var handed atomic.Int32
+				var wg sync.WaitGroup
+				for i := range 2 * len(stores) {
+					wg.Go(func() {
+						for range 15 {
+							time.Sleep(rand.N(30 * time.Millisecond))
+							ctx, cancel := context.WithCancel(context.Background())
+							if rand.N(8) == 0 {
+								ctx, cancel = context.WithTimeout(context.Background(), rand.N(300*time.Millisecond))
+							}
+							c := brief(stores[i/2], "k")
+							c.ttl, c.least = ttl, ttl/4
+							if ttl > time.Second {
+								c.least = 100 * time.Millisecond
+							}
+							began := time.Now()
+							g, err := acquire(ctx, c)
+							for err != nil && ctx.Err() == nil {
+								time.Sleep(20 * time.Millisecond)
+								g, err = acquire(ctx, c)
+							}
+							cancel()
+							if err != nil {
+								c.Release(context.Background())
+								continue
+							}
+							if g.ExtendIn > 0 {
+								handed.Add(1)
+							}
+							x.granted(t, c, g, time.Since(began))
+							keepUp(c, g, &x, []time.Duration{0, rand.N(8 * time.Millisecond), rand.N(60 * time.Millisecond), rand.N(time.Second)}[rand.N(4)])
+							if rand.N(40) == 0 {
+								x.died(c)
+								continue
+							}
+							x.mu.Lock()
+							if x.holder == c {
+								x.holder = nil
+							}
+							x.mu.Unlock()
+							c.Release(context.Background())
+						}
+					})
+				}
+				wg.Wait()
+				t.Logf("%d nodes, ttl %v: %d grants, %d by hand-over, longest wait %v", nodes, ttl, x.grants, handed.Load(), x.waited)
+				if x.waited > 15*max(ttl, 2*time.Second)+10*time.Second {
+					t.Errorf("somebody waits for %v", x.waited)
+				}
+				for _, c := range x.dead {
+					c.Release(context.Background())
+				}
+				time.Sleep(ttl)
+				nothingLeft(t, fs, stores)
+			})
+		})
+	}
 }
