@@ -6,8 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/go-zookeeper/zk"
-
 	"github.com/holdfast-go/holdfast/store"
 )
 
@@ -113,14 +111,5 @@ func (c *claim) extend(l *life, start time.Time) (store.Grant, error) {
 	if err := c.standing(nil); err != nil {
 		return store.Grant{}, err
 	}
-	own, err := c.s.get(l, c.dir+"/"+n.name)
-	switch {
-	case errors.Is(err, zk.ErrNoNode):
-		return store.Grant{}, c.gone()
-	case err != nil:
-		return store.Grant{}, classify(err, true)
-	case parseRecord(own.data).Broken != "":
-		return store.Grant{}, c.broken()
-	}
-	return c.grant(l, own.stat, start)
+	return c.reread(l, n, start)
 }

@@ -44,11 +44,13 @@ func parseRecord(data []byte) (r record) {
 	return r
 }
 
-// node is what a claim has in the queue: its name, and the session that it ends with. The name is
-// empty where the answer to its creation was lost.
+// node is what a claim has in the queue: its name, the number of the transaction that made it, and the
+// session that it ends with. Where the answer to its creation was lost, the name is empty and the
+// number zero.
 type node struct {
-	life *life
-	name string
+	life  *life
+	name  string
+	czxid int64
 }
 
 // claim is one acquisition. Its calls follow one another: slot is full while one runs, also one
@@ -313,8 +315,12 @@ func (c *claim) attempt(ctx context.Context, l *life, start time.Time) (store.Gr
 			return store.Grant{}, orHeld(held, readFailed(err))
 		}
 	}
-	if n, err = c.enter(ctx, l); err != nil {
+	n, alone, err := c.enter(ctx, l)
+	switch {
+	case err != nil:
 		return store.Grant{}, err
+	case alone:
+		return c.grant(l, n.czxid, start)
 	}
 	return c.look(ctx, l, n, start)
 }
@@ -355,49 +361,49 @@ func (c *claim) gone() error {
 	return errGone
 }
 
-// enter makes the node.
-func (c *claim) enter(ctx context.Context, l *life) (*node, error) {
-	c.mu.Lock()
-	owner := c.owner
-	c.mu.Unlock()
+// enter makes the node. It also writes to its parent, in the same transaction, because the answer to
+// that tells the number of the transaction, which is the token, and whether there are others.
+func (c *claim) enter(ctx context.Context, l *life) (n *node, alone bool, err error) {
 	data := record{Label: c.o.Label, TTL: c.o.TTL}.bytes()
 	for range 3 {
 		if err := stopped(ctx); err != nil {
-			return nil, err
+			return nil, false, err
 		}
 		n := &node{life: l}
 		c.mu.Lock()
 		if c.released {
 			c.mu.Unlock()
-			return nil, errReleased()
+			return nil, false, errReleased()
 		}
 		c.node, c.letGo = n, false
 		c.mu.Unlock()
-		made, err := call(c.s.s, l, func() (string, error) {
-			return c.s.s.conn.Create(c.dir+"/"+nodePrefix+owner+"-", data, zk.FlagEphemeralSequential, c.s.acl)
+		answers, err := call(c.s.s, l, func() ([]zk.MultiResponse, error) {
+			return c.s.s.conn.Multi(
+				&zk.CreateRequest{Path: c.dir + "/" + nodePrefix + c.owner + "-", Data: data, Acl: c.s.acl, Flags: zk.FlagEphemeralSequential},
+				&zk.SetDataRequest{Path: c.dir, Data: []byte(c.key), Version: -1})
 		})
-		c.mu.Lock()
-		switch {
-		case err == nil:
-			n.name = made[strings.LastIndexByte(made, '/')+1:]
+		_, err = failedAt(answers, err)
+		if err == nil {
+			made, parent := answers[0].String, answers[1].Stat
+			n.name, n.czxid = made[strings.LastIndexByte(made, '/')+1:], parent.Mzxid
 			if now := c.s.s.current(); now != l { // it was sent late, through another session
 				n.life = now
 			}
-		case !unknown(err):
-			c.node = nil
+			return n, parent.NumChildren == 1 && n.life == l, nil
 		}
-		c.mu.Unlock()
-		switch {
-		case err == nil:
-			return n, nil
-		case !errors.Is(err, zk.ErrNoNode):
-			return nil, classify(err, true)
+		if !unknown(err) {
+			c.mu.Lock()
+			c.node = nil
+			c.mu.Unlock()
+		}
+		if !errors.Is(err, zk.ErrNoNode) {
+			return nil, false, classify(err, true)
 		}
 		if err := c.s.queue(l, c.dir, c.key); err != nil {
-			return nil, readFailed(err) // no grant is at stake
+			return nil, false, readFailed(err) // no grant is at stake
 		}
 	}
-	return nil, unavailable(zk.ErrNoNode)
+	return nil, false, unavailable(zk.ErrNoNode)
 }
 
 // peek answers who holds the key, without a transaction, and nil where nobody does.
@@ -438,37 +444,49 @@ func (c *claim) peek(l *life) (*store.HeldError, error) {
 // look says where the node stands. The leader has answered since start, and what is read now is
 // at least as new.
 func (c *claim) look(ctx context.Context, l *life, n *node, start time.Time) (store.Grant, error) {
-	type listing struct {
-		names []string
-		err   error
-	}
-	children := make(chan listing, 1)
-	go func() {
-		names, err := c.s.children(l, c.dir)
-		children <- listing{names, err}
-	}()
-	own, err := c.s.get(l, c.dir+"/"+n.name)
-	all := <-children
-	if err == nil {
-		err = all.err
-	}
+	names, err := c.s.children(l, c.dir)
 	if errors.Is(err, zk.ErrNoNode) {
 		return store.Grant{}, c.gone()
 	}
 	if err != nil {
 		return store.Grant{}, classify(err, true)
 	}
-	list := members(all.names)
+	list := members(names)
 	switch at := place(list, c.owner); {
 	case at < 0:
 		return store.Grant{}, c.gone()
-	case at == 0 && parseRecord(own.data).Broken != "":
-		return store.Grant{}, c.broken()
 	case at == 0:
-		return c.grant(l, own.stat, start)
+		return c.first(l, n, start)
 	default:
-		return store.Grant{}, c.refused(ctx, l, n, list, at)
+		return store.Grant{}, c.refused(l, list, at)
 	}
+}
+
+// first grants to the first in the queue. Whose number is known and who was not granted before need
+// not be read: nobody takes a key away that is not held.
+func (c *claim) first(l *life, n *node, start time.Time) (store.Grant, error) {
+	c.mu.Lock()
+	granted := c.granted
+	c.mu.Unlock()
+	if n.czxid != 0 && !granted {
+		return c.grant(l, n.czxid, start)
+	}
+	return c.reread(l, n, start)
+}
+
+// reread grants to a node that is there and has not been broken.
+func (c *claim) reread(l *life, n *node, start time.Time) (store.Grant, error) {
+	own, err := c.s.get(l, c.dir+"/"+n.name)
+	switch {
+	case errors.Is(err, zk.ErrNoNode):
+		return store.Grant{}, c.gone()
+	case err != nil:
+		return store.Grant{}, classify(err, true)
+	case parseRecord(own.data).Broken != "":
+		return store.Grant{}, c.broken()
+	}
+	n.czxid = own.stat.Czxid
+	return c.grant(l, n.czxid, start)
 }
 
 // broken takes note that an operator has taken the key away. The node stays until its ttl is over.
@@ -479,18 +497,18 @@ func (c *claim) broken() error {
 	return &store.LostError{}
 }
 
-func (c *claim) grant(l *life, stat zk.Stat, start time.Time) (store.Grant, error) {
+func (c *claim) grant(l *life, czxid int64, start time.Time) (store.Grant, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	ttl := min(c.o.TTL, l.trusted())
-	c.granted, c.token, c.wake = true, fence.Token(stat.Czxid), nil
+	c.granted, c.token, c.wake = true, fence.Token(czxid), nil
 	c.until = start.Add(ttl)
 	return store.Grant{Token: c.token, Owner: c.owner, TTL: ttl}, nil
 }
 
 // refused answers who holds the key, and watches the node before ours. A claim that does not wait
 // leaves.
-func (c *claim) refused(ctx context.Context, l *life, n *node, list []member, at int) error {
+func (c *claim) refused(l *life, list []member, at int) error {
 	before, err := c.s.s.watch(l, c.dir+"/"+list[at-1].name)
 	h := holder(c.key, list[0], nil, zk.Stat{})
 	switch {

@@ -18,12 +18,12 @@ const (
 
 var nameEncoding = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
 
-// hashed is the path of a name below base: a hash, in one of 1024 parts so that no node has too
-// many children for one answer of the server.
+// hashed is the path of a name below base: a hash, in one of 32 parts, so that no node has too many
+// children for one answer of the server before there are half a million of them.
 func hashed(base, name string) string {
 	sum := sha256.Sum256([]byte(name))
 	text := nameEncoding.EncodeToString(sum[:])
-	return base + "/" + text[:2] + "/" + text
+	return base + "/" + text[:1] + "/" + text
 }
 
 // newOwner returns 128 random bits in hexadecimal.

@@ -115,8 +115,8 @@ func cutOff(t *testing.T, server *servertest.ZooKeeperServer, timeout time.Durat
 }
 
 // ensemble is three members whose followers notice late that they are cut off.
-func ensemble(t testing.TB) *servertest.ZooKeeperEnsemble {
-	return servertest.NewZooKeeperEnsemble(t, 3, servertest.ZooKeeperLinks(), servertest.ZooKeeperConfig("syncLimit", "60")) // 12 s
+func ensemble(t testing.TB, opts ...servertest.ZooKeeperOption) *servertest.ZooKeeperEnsemble {
+	return servertest.NewZooKeeperEnsemble(t, 3, append(opts, servertest.ZooKeeperLinks(), servertest.ZooKeeperConfig("syncLimit", "60"))...)
 }
 
 // The server of the holder is cut off from the leader and does not notice. It goes on answering
@@ -155,8 +155,8 @@ func TestFollowerCutOffFromItsLeader(t *testing.T) {
 // with the same session and the same token.
 func TestHolderLeavesACutOffFollower(t *testing.T) {
 	t.Parallel()
-	const timeout = 4 * time.Second
-	e := ensemble(t)
+	const timeout = 10 * time.Second
+	e := ensemble(t, ticks())
 	leader := e.Leader()
 	proxies := map[*servertest.ZooKeeperServer]*servertest.Proxy{}
 	var list []*servertest.Proxy
@@ -178,7 +178,7 @@ func TestHolderLeavesACutOffFollower(t *testing.T) {
 	select {
 	case <-lease.Done():
 		t.Errorf("the lease is lost: %v", lease.Err())
-	case <-time.After(2 * timeout):
+	case <-time.After(timeout * 5 / 4):
 	}
 	if link.Counts().BlackHoled == 0 {
 		t.Error("nothing fell into the black hole")
@@ -271,7 +271,7 @@ func TestLostCreateReplyLeavesNoOrphan(t *testing.T) {
 	runs, hits, found := kit.Count(30, 500), 0, 0
 	for i := range runs {
 		claim := s.Claim("k", store.ClaimOptions{TTL: sessionTimeout / 2, Wait: i%2 == 0, Label: "orphan"})
-		lost := proxy.DropReplyTo(servertest.Only(1, asks(opCreate)))
+		lost := proxy.DropReplyTo(servertest.Only(1, asks(opMulti)))
 		_, err := claim.Try(ctx)
 		lost.Stop()
 		hits += lost.Count()
@@ -347,7 +347,7 @@ func TestSessionMoved(t *testing.T) {
 		free(t, s, "k")
 		proxies[1].Heal()
 		claim := s.Claim("k", store.ClaimOptions{TTL: 2 * time.Second, Wait: true})
-		held := proxies[0].Hold(asks(opCreate))
+		held := proxies[0].Hold(asks(opMulti))
 		if _, err := claim.Try(t.Context()); !errors.Is(err, store.ErrUncertain) {
 			t.Fatalf("a Try that is stuck answers %v, want ErrUncertain", err)
 		}
