@@ -19,29 +19,35 @@ const (
 )
 
 // give books that a node has reserved its vote for the attempt, and reports whether that counts
-// towards a grant. c.mu is held.
+// towards a grant. It does not where more time has passed since the node's last answer by its clock than
+// by ours, which was stepped, or stood still, as that of a paused virtual machine does: how old the
+// message is cannot be told. c.mu is held.
 func (c *claim) give(p *peer, m message) bool {
 	n := &c.attempt.nodes[p.index]
 	if m.clock == 0 || m.mark > c.s.wall()+aheadLimit.Microseconds() || c.least == 0 || !c.held && !c.w.idle || n.seenAt.IsZero() || n.under != m.id {
 		return false
 	}
+	now := c.s.clock.Now()
+	waited := time.Duration(m.clock-n.clock) * time.Microsecond
+	late := now.Since(n.seenAt.Add(waited))
+	if -late > drift(waited) && !off(ruleW) {
+		return false
+	}
 	n.given, n.mark = m.mark, max(n.mark, m.mark)
 	n.marked, n.sent = max(n.marked, m.mark), max(n.sent, m.mark)
-	n.until = clock.Max(n.until, n.bound(m, c.s.clock.Now()))
+	n.until = clock.Max(n.until, now.Add(remains(m.reserve, waited, late)))
 	return true
 }
 
-// bound is until when a node's reservation holds at least, by the client's clocks: it was made no
-// sooner after the node's last answer than the node's clock says, and before the message came
-// (which counts where that clock was stepped forward). Rule W. The time since then is counted by
-// the clock that says more: the machine may have slept.
-func (n *atNode) bound(m message, now clock.Instant) clock.Instant {
-	waited := time.Duration(m.clock-n.clock) * time.Microsecond
-	late := max(0, now.Since(n.seenAt.Add(waited)))
+// remains is how much of a reservation is left at least, that a message tells of. It was made no sooner
+// after the node's last answer than the node's clock says, which is late ago, by whichever of the
+// client's clocks says more; and before the message came, which counts where that is in the future.
+// Rule W.
+func remains(reserve, waited, late time.Duration) time.Duration {
 	if off(ruleW) {
 		late = 0
 	}
-	return now.Add(m.reserve - drift(m.reserve) - max(0, waited)/100 - late)
+	return reserve - drift(reserve) - max(0, waited)/100 - max(0, late)
 }
 
 // gather makes the attempt the lease where Q nodes have told the same stamp (rule I). The other

@@ -21,8 +21,13 @@ func sleeper(s *Store, fs []*fakeNode) (sleep func(d time.Duration)) {
 	var slept atomic.Int64
 	start := time.Now()
 	s.clock = clock.Clock{Boot: func() time.Duration { return time.Since(start) + time.Duration(slept.Load()) }}
+	pause := pauser(fs)
+	return func(d time.Duration) { slept.Add(int64(d)); pause(d) }
+}
+
+// pauser has only the nodes go on.
+func pauser(fs []*fakeNode) (pause func(d time.Duration)) {
 	return func(d time.Duration) {
-		slept.Add(int64(d))
 		for _, f := range fs {
 			f.mu.Lock()
 			f.ahead += d
@@ -35,12 +40,17 @@ func sleeper(s *Store, fs []*fakeNode) (sleep func(d time.Duration)) {
 }
 
 // A machine that slept while its claim waited, and was handed the key meanwhile, hears of that when
-// it wakes: at a moment at which the reservation has ended.
+// it wakes: at a moment at which the reservation has ended. The same of a machine that was paused,
+// none of whose clocks goes on.
 func TestHandedOverInSleep(t *testing.T) {
-	for _, n := range []int{1, 3} {
+	for i := range 4 {
+		n := 1 + i/2*2
 		bubble(t, func(t *testing.T) {
 			fs, stores := queued(t, 3, n)
-			sleep := sleeper(stores[1], fs)
+			sleep := pauser(fs)
+			if i%2 == 0 {
+				sleep = sleeper(stores[1], fs)
+			}
 			holder := hold(t, stores[0])
 			c, got := await(t, stores[1])
 			for _, f := range fs {
