@@ -20,6 +20,7 @@ const (
 )
 
 var (
+	errNoWatch  = errors.New("the servers do not tell of changes now")
 	errNoAnswer = errors.New("no answer from etcd within " + callLimit.String())
 	// What the server says of a lease. These errors do not leave the package.
 	errNoLease     = errors.New("no such lease")

@@ -29,8 +29,8 @@ type claim struct {
 	done     bool               // Release has succeeded
 	unsure   bool               // an earlier Release had no answer
 	lost     bool               // an extension has answered that the grant is gone
-	refused  int64              // revision at which another was last seen to hold the key
 	attempt  attempt
+	queue    queue // as the last refusal has found it
 }
 
 // attempt is what a claim is known by in etcd. Its lease is used by no other one.
@@ -38,7 +38,9 @@ type attempt struct {
 	lease    int64 // zero: nothing was asked for yet
 	owner    string
 	found    bool        // the lease was made
+	lent     time.Time   // when it was asked for; zero where that is not known
 	open     bool        // the key may have been taken
+	place    int64       // revision at which the claim has queued up; zero where it is not known to have
 	revision int64       // at which the key was taken; zero where it is not known to be
 	token    fence.Token // of that grant
 }
@@ -130,14 +132,14 @@ func (c *claim) try(ctx context.Context) (store.Grant, error) {
 	case a.revision != 0: // granted before, perhaps to a caller who had left
 		r := c.s.extend(ctx, []*claim{c})[0]
 		return r.Grant, r.Err
-	case c.s.likelyHeld(c.path):
+	case c.looksFirst(a):
 		// A refusal that a read finds out costs no entry in the log.
-		e, revision, err := c.s.read(ctx, c.path)
+		resp, err := look(ctx, c.s.kv.Txn, &pb.TxnRequest{Success: c.lookingAround(a)})
 		if err != nil {
 			return store.Grant{}, err
 		}
-		if e != nil && e.Owner != a.owner {
-			return store.Grant{}, c.refuse(ctx, e, revision)
+		if now := c.around(a, resp, 0); now.holder != nil && now.holder.Owner != a.owner && (now.place != 0 || !c.o.Wait) {
+			return store.Grant{}, c.refuse(ctx, now)
 		}
 	}
 	for range 2 {
@@ -156,7 +158,10 @@ func (c *claim) grab(ctx context.Context, start time.Time) (store.Grant, error) 
 	a := c.begun()
 	sent, ttl := time.Now(), c.o.TTL
 	renewed := make(chan error, 1)
-	if a.found {
+	if age, ok := a.age(); ok && age < ttl/10 {
+		sent = sent.Add(-age)
+		renewed <- nil
+	} else if a.found {
 		// Meanwhile, because a lease that waited has its ttl behind it.
 		go func() {
 			left, err := c.s.renew(ctx, a.lease)
@@ -172,7 +177,12 @@ func (c *claim) grab(ctx context.Context, start time.Time) (store.Grant, error) 
 		renewed <- nil
 	}
 	before := c.s.seen.Load()
-	c.change(func() { c.attempt.found, c.attempt.open = true, true })
+	c.change(func() {
+		c.attempt.found, c.attempt.open = true, true
+		if !a.found {
+			c.attempt.lent = sent
+		}
+	})
 	resp, err := ask(ctx, c.s.kv.Txn, c.taking(a))
 	if err == nil {
 		err = c.took(ctx, a, resp, before)
@@ -202,27 +212,63 @@ func (c *claim) begun() attempt {
 	return c.attempt
 }
 
+// age is the time since the lease was asked for, not known where the machine may have slept since:
+// that moves the wall clock and not Go's monotonic one.
+func (a attempt) age() (age time.Duration, ok bool) {
+	if !a.found || a.lent.IsZero() {
+		return 0, false
+	}
+	now := time.Now()
+	age = now.Sub(a.lent)
+	wall := now.Round(0).Sub(a.lent.Round(0))
+	return age, (wall - age).Abs() < 10*time.Millisecond
+}
+
 // lend makes the attempt's lease. Where a request without an answer has made it before, its
 // time begins anew.
 func (c *claim) lend(ctx context.Context, lease int64) (time.Duration, error) {
 	ttl, err := c.s.grant(ctx, lease, c.o.TTL)
-	if err == errLeaseExists {
+	if err == errLeaseExists { // sent is before this renewal
 		ttl, err = c.s.renew(ctx, lease)
 	}
 	return ttl, err
 }
 
-// taking is the transaction that creates the key, or reads it.
+// taking is the transaction that creates the key, and else queues up and looks around.
 func (c *claim) taking(a attempt) *pb.TxnRequest {
-	path := []byte(c.path)
+	path, waiting := []byte(c.path), []byte(c.waitPath(a))
 	value := newRecord(c.key, a.owner, c.o.Label, c.s.epoch).text()
-	return &pb.TxnRequest{
+	r := &pb.TxnRequest{
 		Compare: []*pb.Compare{{Key: path, Target: pb.Compare_CREATE, Result: pb.Compare_EQUAL,
 			TargetUnion: &pb.Compare_CreateRevision{CreateRevision: 0}}},
-		Success: []*pb.RequestOp{{Request: &pb.RequestOp_RequestPut{
-			RequestPut: &pb.PutRequest{Key: path, Value: value, Lease: a.lease}}}},
-		Failure: []*pb.RequestOp{reading(path)},
+		Success: []*pb.RequestOp{putting(path, value, a.lease)},
 	}
+	if !c.o.Wait {
+		r.Failure = c.lookingAround(a)
+		return r
+	}
+	c.mu.Lock()
+	skipped := c.queue.skipped
+	c.mu.Unlock()
+	if skipped == nil {
+		r.Compare = append(r.Compare, c.nobodyAhead(a))
+	}
+	for _, dead := range skipped {
+		r.Success = append(r.Success, deleting([]byte(dead)))
+	}
+	if a.open || a.place != 0 {
+		r.Success = append(r.Success, deleting(waiting))
+	}
+	r.Failure = append([]*pb.RequestOp{putting(waiting, value, a.lease)}, c.lookingAround(a)...)
+	return r
+}
+
+func putting(path, value []byte, lease int64) *pb.RequestOp {
+	return &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: path, Value: value, Lease: lease}}}
+}
+
+func deleting(path []byte) *pb.RequestOp {
+	return &pb.RequestOp{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: &pb.DeleteRangeRequest{Key: path}}}
 }
 
 func reading(path []byte) *pb.RequestOp {
@@ -240,8 +286,6 @@ func found(resp *pb.TxnResponse, place int) *mvccpb.KeyValue {
 	return nil
 }
 
-var errOdd = errors.New("the server answers a transaction without what it asked for")
-
 // took looks what the transaction has done, and answers nil where the key is ours.
 func (c *claim) took(ctx context.Context, a attempt, resp *pb.TxnResponse, before int64) error {
 	revision, epoch := resp.Header.Revision, c.s.epoch
@@ -254,27 +298,34 @@ func (c *claim) took(ctx context.Context, a attempt, resp *pb.TxnResponse, befor
 		return err
 	}
 	if !resp.Succeeded {
-		kv := found(resp, 0)
-		if kv == nil {
-			return uncertain(errOdd)
+		first := 0
+		if c.o.Wait {
+			first = 1 // behind the put
 		}
-		e := newEntry(kv)
-		if e.Owner != a.owner {
+		now := c.around(a, resp, first)
+		if now.holder == nil || now.holder.Owner != a.owner {
 			c.change(func() { c.attempt.open = false })
-			return c.refuse(ctx, e, revision)
+			return c.refuse(ctx, now)
 		}
-		revision, epoch = e.created, e.Epoch // an earlier request has taken it
+		revision, epoch = now.holder.created, now.holder.Epoch // an earlier request has taken it
 	}
 	c.change(func() { c.attempt.revision, c.attempt.token = revision, token(epoch, revision) })
 	return nil
 }
 
-// refuse is the answer where another holds the key.
-func (c *claim) refuse(ctx context.Context, e *entry, revision int64) error {
-	c.change(func() { c.refused = revision })
-	c.s.note(c.path, true)
-	left, _, _ := c.s.left(ctx, e) // without an answer it is not known
-	return &store.HeldError{Holder: e.holder(c.key, left)}
+// refuse is the answer where another holds the key, or is to have it first.
+func (c *claim) refuse(ctx context.Context, now queue) error {
+	c.change(func() { c.queue, c.attempt.place = now, now.place })
+	held := &store.HeldError{Holder: store.Holder{Key: c.key, TTL: now.grace()}}
+	if now.place != 0 {
+		held.Place = len(now.ahead) + 1
+	}
+	if now.holder != nil {
+		c.s.note(c.path, true)
+		left, _, _ := c.s.left(ctx, now.holder) // without an answer it is not known
+		held.Holder = now.holder.holder(c.key, left)
+	}
+	return held
 }
 
 // Extend asks for the ttl anew. See [store.Claim].
@@ -325,7 +376,7 @@ func (c *claim) release(ctx context.Context) (lost, err error) {
 	switch {
 	case idle:
 		return nil, nil
-	case a.revision == 0 && !a.open: // no key to give back
+	case a.revision == 0 && !a.open && a.place == 0: // no key to give back
 		c.s.reaper.add(a.lease, c.o.TTL)
 		c.change(func() { c.done = true })
 		return nil, nil
@@ -346,31 +397,4 @@ func (c *claim) release(ctx context.Context) (lost, err error) {
 	}
 	c.change(func() { c.done, c.unsure = lost == nil, false })
 	return lost, nil
-}
-
-// Wait returns when the key is deleted, when held says that its holder's time ends, and when
-// watching fails. See [store.Waiter].
-func (c *claim) Wait(ctx context.Context, held *store.HeldError) error {
-	c.mu.Lock()
-	from := c.refused + 1
-	c.mu.Unlock()
-	limit := c.o.TTL
-	if held != nil && held.Holder.TTL > 0 {
-		limit = held.Holder.TTL
-	}
-	if ctx.Err() != nil || from == 1 { // Try finds out
-		return ctx.Err()
-	}
-	watching, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	deleted := make(chan struct{})
-	go func() {
-		defer close(deleted)
-		c.s.watch(watching, c.path, from)
-	}()
-	select {
-	case <-deleted:
-	case <-watching.Done():
-	}
-	return ctx.Err()
 }

@@ -75,9 +75,12 @@ func (e *entry) holder(key string, left time.Duration) store.Holder {
 		return h
 	}
 	h.Token = token(e.Epoch, e.created)
-	h.Held = max(0, time.Since(time.UnixMilli(e.Since)))
+	h.Held = e.age()
 	return h
 }
+
+// age is the time since the record was made, by the wall clocks.
+func (r record) age() time.Duration { return max(0, time.Since(time.UnixMilli(r.Since))) }
 
 // left answers what remains of the lease of an entry: never less than it is, at most a second
 // more. granted is its whole ttl; zero where the lease has ended.

@@ -12,8 +12,8 @@ import (
 	"github.com/holdfast-go/holdfast/store"
 )
 
-// Inspect answers who holds key. Holder.Held goes by the wall clocks of the holder and of this
-// machine; waiters are not known to the servers. See [store.Inspector].
+// Inspect answers who holds key and who waits for it. Holder.Held and Queued.Waited go by the wall
+// clocks of the claims and of this machine. See [store.Inspector].
 func (s *Store) Inspect(ctx context.Context, key string) (store.Holder, error) {
 	if err := store.CheckKey(key); err != nil {
 		return store.Holder{}, err
@@ -21,21 +21,38 @@ func (s *Store) Inspect(ctx context.Context, key string) (store.Holder, error) {
 	if err := ctx.Err(); err != nil {
 		return store.Holder{}, err
 	}
-	return race(ctx, func(ctx context.Context) (store.Holder, error) {
-		e, _, err := s.read(ctx, s.path(key))
-		if err != nil || e == nil {
-			return store.Holder{Key: key}, err
-		}
+	return race(ctx, func(ctx context.Context) (store.Holder, error) { return s.inspect(ctx, key) }, func() {})
+}
+
+func (s *Store) inspect(ctx context.Context, key string) (store.Holder, error) {
+	path := s.path(key)
+	h := store.Holder{Key: key}
+	resp, err := look(ctx, s.kv.Txn, &pb.TxnRequest{Success: []*pb.RequestOp{reading([]byte(path)), waiters(path, false)}})
+	if err != nil {
+		return h, err
+	}
+	if kv := found(resp, 0); kv != nil {
+		e := newEntry(kv)
 		left, _, err := s.left(ctx, e)
-		return e.holder(key, left), err
-	}, func() {})
+		if err != nil {
+			return h, err
+		}
+		h = e.holder(key, left)
+	}
+	line := resp.Responses[1].GetResponseRange()
+	h.Waiting = int(line.GetCount())
+	for _, kv := range line.GetKvs() {
+		e := newEntry(kv)
+		h.Queue = append(h.Queue, store.Queued{Owner: e.Owner, Label: e.Label, Waited: e.age()})
+	}
+	return h, nil
 }
 
 // pageSize bounds what [Store.List] reads at once.
 const pageSize = 256
 
-// List answers the holders of all keys that begin with prefix, in no order. It reads all locks of
-// the store: their names are hashed. See [store.Inspector].
+// List answers the holders of all keys that begin with prefix, in no order, without those who wait.
+// It reads all locks of the store: their names are hashed. See [store.Inspector].
 func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[store.Holder, error] {
 	return func(yield func(store.Holder, error) bool) {
 		from := s.locks
@@ -74,8 +91,8 @@ func (s *Store) page(ctx context.Context, from, prefix string) (p page, err erro
 	}
 	for _, kv := range resp.Kvs {
 		e := newEntry(kv)
-		if e.foreign || !strings.HasPrefix(e.Key, prefix) {
-			continue // what is foreign has a hash for a name
+		if strings.Contains(string(kv.Key[len(s.locks):]), "/") || e.foreign || !strings.HasPrefix(e.Key, prefix) {
+			continue // who waits, and what is foreign and has a hash for a name
 		}
 		left, _, err := s.left(ctx, e)
 		if err != nil {

@@ -63,8 +63,8 @@ func TestCompactedWhileWaiting(t *testing.T) {
 		if p.Reset() == 0 && i == 0 {
 			t.Error("no connection was cut: the test shows nothing")
 		}
-		if n := keys(t, direct, etcdstore.DefaultPrefix); n != 1 {
-			t.Errorf("%d keys while one holds and one waits, want 1", n)
+		if n := keys(t, direct, etcdstore.DefaultPrefix); n < 1 || n > 2 {
+			t.Errorf("%d keys while one holds and one waits, want one of each", n)
 		}
 	}
 	// One that begins to wait from a revision which is compacted before it watches.

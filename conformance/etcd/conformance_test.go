@@ -11,7 +11,7 @@ import (
 
 func TestStore(t *testing.T) {
 	server := servertest.Etcd(t, module)
-	storetest.Run(t, storetest.Config{TTL: minTTL, New: harness(server)})
+	storetest.Run(t, storetest.Config{TTL: minTTL, Fair: true, New: harness(server)})
 }
 
 func harness(server *servertest.EtcdServer) func(testing.TB) storetest.Harness {
