@@ -72,6 +72,8 @@ var limits = map[string]limit{
 	"Guard/PostgreSQL/transfer/table p50/bare":      {most: 1.6},
 	"Guard/MariaDB/transfer/column p50/bare":        {most: 1.35},
 	"Guard/MariaDB/transfer/table p50/bare":         {most: 1.6},
+	"SQLStore/PostgreSQL/Sequential updates/pair":   {least: 0.5},
+	"SQLStore/PostgreSQL/HandOver rate/pglock":      {least: 5},
 	"Gateway/Parallel16 p50/plain":                  {most: 1.3},
 	"Gateway/Parallel64 p50/plain":                  {most: 1.3},
 }

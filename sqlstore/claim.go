@@ -210,20 +210,22 @@ func (c *claim) leftBy(r row) bool {
 }
 
 // Wait looks at the row again and again, at random times, by a plain read, which takes no lock:
-// every 5 to 50 ms in SQLite, every 50 to 500 ms at a server. It returns at once when the key is
-// released by a claim of the same Store, or of another one that a [Listener] hears of. See
-// [store.Waiter].
+// every 5 to 50 ms in SQLite, every 50 to 500 ms at a server, and most often while the key
+// changes hands, so that who has waited for long has no less of a chance. It returns at once when
+// the key is released by a claim of the same Store, or of another one that a [Listener] hears
+// of. See [store.Waiter].
 func (c *claim) Wait(ctx context.Context, held *store.HeldError) error {
 	start := c.s.clock.Now()
 	freed, leave := c.s.awaitFreed(c.key)
 	defer leave()
 	defer c.s.listen()()
-	for pause := c.s.minPoll; ; pause = min(pause*3/2, 10*c.s.minPoll) {
+	pause, holder := c.s.minPoll, held.Holder.Owner
+	for {
 		left := held.Holder.TTL - c.s.clock.Since(start)
 		if left <= 0 {
 			return ctx.Err()
 		}
-		timer := time.NewTimer(min(left, pause/2+time.Duration(rand.Int64N(int64(pause)))))
+		timer := time.NewTimer(min(left, pause/2+rand.N(pause)))
 		select {
 		case <-ctx.Done():
 			timer.Stop()
@@ -233,19 +235,18 @@ func (c *claim) Wait(ctx context.Context, held *store.HeldError) error {
 			return nil
 		case <-timer.C:
 		}
-		live, err := race(ctx, c.heldByAnother, nil)
-		if ctx.Err() != nil {
+		r, err := race(ctx, func(ctx context.Context) (row, error) { return c.s.engine.read(ctx, c.key) }, nil)
+		switch {
+		case ctx.Err() != nil:
 			return ctx.Err()
-		}
-		if err != nil || !live {
+		case err != nil || !r.live():
 			return nil // Try finds out
+		case r.owner != holder:
+			pause, holder = c.s.minPoll, r.owner
+		default:
+			pause = min(pause*3/2, 10*c.s.minPoll)
 		}
 	}
-}
-
-func (c *claim) heldByAnother(ctx context.Context) (bool, error) {
-	r, err := c.s.engine.read(ctx, c.key)
-	return r.live(), err
 }
 
 // freed is closed when a key is released in this process.

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"encoding/hex"
 	"encoding/json"
+	"strings"
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/sqlerr"
@@ -20,9 +21,9 @@ const channel = "holdfast_released"
 const (
 	// A grant and an extension must not be forgotten in a crash once they are answered,
 	// whatever the database says for others; a release may, since its lease then ends by itself.
-	pgDurable = `(SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit')
-		WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, true) AS setting) s`
-	pgRelaxed = `(SELECT set_config('synchronous_commit', 'off', true) AS setting) s`
+	// The setting is that of the one transaction, and is looked at when this commits.
+	pgDurable = `, CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', true) ELSE '' END`
+	pgRelaxed = `, set_config('synchronous_commit', 'off', true)`
 
 	pgTTL   = ` * interval '1 microsecond'`
 	pgToken = `greatest(l.token + 1, floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint)`
@@ -30,32 +31,28 @@ const (
 
 	pgTake = `UPDATE holdfast_leases l SET owner = $2::text, label = $3::text,
 		expires_at = clock_timestamp() + $4::bigint` + pgTTL + `, token = ` + pgToken + `
-		FROM ` + pgDurable + `
-		WHERE l.key = $1::bytea AND s.setting <> '' AND (l.owner = '' OR l.expires_at <= clock_timestamp())
-		RETURNING l.token`
+		WHERE l.key = $1::bytea AND (l.owner = '' OR l.expires_at <= clock_timestamp())
+		RETURNING l.token` + pgDurable
 	pgSeed = `INSERT INTO holdfast_leases (key, owner, token, expires_at, label)
 		VALUES ($1::bytea, '', 0, 'epoch', '') ON CONFLICT (key) DO NOTHING`
 	pgRefresh = `UPDATE holdfast_leases l SET expires_at = greatest(l.expires_at, clock_timestamp() + $3::bigint` + pgTTL + `)
-		FROM ` + pgDurable + `
-		WHERE l.key = $1::bytea AND s.setting <> '' AND l.owner = $2::text AND l.expires_at > clock_timestamp()
-		RETURNING l.token`
+		WHERE l.key = $1::bytea AND l.owner = $2::text AND l.expires_at > clock_timestamp()
+		RETURNING l.token` + pgDurable
 	pgExtend = `UPDATE holdfast_leases l SET expires_at = greatest(l.expires_at, clock_timestamp() + $4::bigint` + pgTTL + `)
-		FROM ` + pgDurable + `
-		WHERE l.key = $1::bytea AND s.setting <> '' AND l.owner = $2::text AND l.token = $3::bigint AND l.expires_at > clock_timestamp()
-		RETURNING l.token`
+		WHERE l.key = $1::bytea AND l.owner = $2::text AND l.token = $3::bigint AND l.expires_at > clock_timestamp()
+		RETURNING l.token` + pgDurable
 	pgExtendMany = `UPDATE holdfast_leases l SET expires_at = greatest(l.expires_at, clock_timestamp() + v.ttl` + pgTTL + `)
-		FROM ` + pgDurable + `, json_to_recordset($1::text::json) AS v(place int, key text, owner text, token bigint, ttl bigint)
-		WHERE l.key = decode(v.key, 'hex') AND s.setting <> '' AND l.owner = v.owner AND l.token = v.token
+		FROM json_to_recordset($1::text::json) AS v(place int, key text, owner text, token bigint, ttl bigint)
+		WHERE l.key = decode(v.key, 'hex') AND l.owner = v.owner AND l.token = v.token
 			AND l.expires_at > clock_timestamp()
-		RETURNING v.place`
+		RETURNING v.place` + pgDurable
 	// The end of the lease stays in the row, so that the answer says whether it had come.
-	pgRelease = `UPDATE holdfast_leases l SET owner = '', label = '' FROM ` + pgRelaxed + `
-		WHERE l.key = $1::bytea AND s.setting <> '' AND l.owner = $2::text RETURNING l.token, ` + pgLeft
+	pgRelease = `UPDATE holdfast_leases l SET owner = '', label = ''
+		WHERE l.key = $1::bytea AND l.owner = $2::text RETURNING l.token, ` + pgLeft
 	pgNotify = `, coalesce(pg_notify('` + channel + `', encode(l.key, 'hex'))::text, '')`
 	pgBreak  = `UPDATE holdfast_leases l SET owner = $3::text, label = $4::text, token = ` + pgToken + `
-		FROM ` + pgDurable + `
-		WHERE l.key = $1::bytea AND s.setting <> '' AND l.owner = $2::text AND l.expires_at > clock_timestamp()
-		RETURNING l.token`
+		WHERE l.key = $1::bytea AND l.owner = $2::text AND l.expires_at > clock_timestamp()
+		RETURNING l.token` + pgDurable
 
 	pgRead = `SELECT l.key IS NOT NULL, coalesce(l.owner, ''), coalesce(l.token, 0), coalesce(` + pgLeft + `, 0),
 		coalesce(l.label, ''), pg_is_in_recovery()
@@ -82,9 +79,11 @@ func (postgres) schema() []string {
 	}
 }
 
-// found reads the only row of an answer, of which there may be none.
+// found reads the only row of an answer, of which there may be none. The last column is the
+// setting that the statement has made.
 func found(r *sql.Row, into ...any) (ok bool, err error) {
-	err = r.Scan(into...)
+	var setting string
+	err = r.Scan(append(into, &setting)...)
 	if err == sql.ErrNoRows {
 		return false, nil
 	}
@@ -121,7 +120,8 @@ func (postgres) extend(ctx context.Context, c handle, leases []lease) ([]bool, e
 	defer rows.Close()
 	for rows.Next() {
 		var place int
-		if err := rows.Scan(&place); err != nil {
+		var setting string
+		if err := rows.Scan(&place, &setting); err != nil {
 			return nil, err
 		}
 		done[place] = true
@@ -159,7 +159,7 @@ func (p postgres) release(ctx context.Context, c handle, key, owner string) (r r
 	if p.notify {
 		query, into = query+pgNotify, append(into, &notified)
 	}
-	ok, err = found(c.QueryRowContext(ctx, query, []byte(key), owner), into...)
+	ok, err = found(c.QueryRowContext(ctx, query+pgRelaxed, []byte(key), owner), into...)
 	r.left = time.Duration(left) * time.Microsecond
 	return r, ok, err
 }
@@ -212,8 +212,11 @@ func (postgres) fault(err error) sqlerr.Kind {
 }
 
 func (postgres) advice(err error) string {
-	switch sqlerr.SQLState(err) {
+	switch state := sqlerr.SQLState(err); state {
 	case "26000", "42P05", "08P01":
+		if state == "08P01" && !strings.Contains(err.Error(), "prepared statement") {
+			return "" // PgBouncer says so of all that is wrong with its servers
+		}
 		return "is behind a pooler that mixes up prepared statements; with pgx set default_query_exec_mode=exec"
 	case "42501":
 		return "must let this role read and update the tables holdfast_leases and holdfast_meta; another role may make them by EnsureSchema"

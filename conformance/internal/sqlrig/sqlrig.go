@@ -134,6 +134,19 @@ func Free(t testing.TB, s store.Store, key string) store.Grant {
 	return g
 }
 
+// SoonFree must be granted the key long before a lease of an hour ends, and releases it.
+func SoonFree(t testing.TB, s store.Store, key string) {
+	t.Helper()
+	servertest.Eventually(t, time.Minute, func() error {
+		c := Claim(s, key)
+		_, err := c.Try(t.Context())
+		if err == nil {
+			err = c.Release(t.Context())
+		}
+		return err
+	})
+}
+
 // Release releases and must succeed.
 func Release(t testing.TB, c store.Claim) {
 	t.Helper()
