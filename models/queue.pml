@@ -24,6 +24,8 @@
  * -DDEATHS= processes that may die   -DLOSS  wake-ups get lost, reservations end before they are followed
  * -DLOSERS  a claim whose vote was accepted may have lost all the same, once: it gives the vote back by
  *           RELEASE with next, which wakes nobody (the winner's will, at other nodes), and waits
+ * -DDIRECT  a wake-up is a grant by itself while the reservation stands (until when is timed.pml's subject), if the
+ *           claim can count it; it may also have to ask
  *
  * Mutants (NOTHELD, ANSWER and NOPLACE are mistakes of protocol.md, section 9):
  *   MUT_NOTHELD    a claim that withdraws says held = false, so its reservation is handed to nobody
@@ -32,6 +34,7 @@
  *   MUT_NOPLACE    (LOSERS) the RELEASE of a loser parks it nowhere
  *   MUT_FORGET     a wake-up that comes before the answer BUSY is ignored
  *   MUT_NOCOUNT    the node does not look at PUBLISH's count: it reserves for the dead
+ *   MUT_DIDLE      (DIRECT) a claim that cannot count a message does not ask either
  *   MUT_ONETIMER   a claim has a timer after its first answer only
  */
 #define K 3
@@ -126,6 +129,15 @@ inline ask(c) { printf("@ claim %d sends VOTE\n", c); state[c] = ASKING; voting[
 
 inline sendRELEASE(c, h) { printf("@ claim %d sends RELEASE\n", c); releasing[c] = true; held[c] = h }
 
+inline alone(c) {
+    i = 0;
+    do
+    :: i < K -> CHECK(G3, i == c || state[i] != HOLDS); i++
+    :: i == K -> break
+    od;
+    i = 0
+}
+
 #ifdef MUT_NOTHELD
 #define WITHDRAWN(c) false
 #elif defined(MUT_HELDKNOWN)
@@ -150,12 +162,7 @@ end:
         answer[me] = 0;
         if
         :: state[me] == ASKING ->
-            i = 0;
-            do
-            :: i < K -> CHECK(G3, i == me || state[i] != HOLDS); i++
-            :: i == K -> break
-            od;
-            i = 0;
+            alone(me);
             printf("@ claim %d holds\n", me); state[me] = HOLDS; woken[me] = false
         :: else
         fi }
@@ -184,7 +191,9 @@ end:
     :: d_step { waking[me] ->
         waking[me] = false; printf("@ claim %d is woken\n", me);
         if
+#ifndef MUT_DIDLE
         :: state[me] == PARKED -> ask(me)
+#endif
 #ifndef MUT_FORGET
         :: state[me] == ASKING -> woken[me] = true
 #endif
@@ -193,6 +202,11 @@ end:
 #endif
         :: else
         fi }
+#ifdef DIRECT
+    :: d_step { waking[me] && vote == me && reserved && (state[me] == PARKED || state[me] == ASKING) ->
+        waking[me] = false; reserved = false; timer[me] = false; woken[me] = false;
+        alone(me); printf("@ claim %d is woken, and holds\n", me); state[me] = HOLDS }
+#endif
     :: d_step { state[me] == HOLDS -> state[me] = GONE; sendRELEASE(me, true) }
     :: d_step { (state[me] == ASKING || state[me] == PARKED) && !next[me] -> state[me] = GONE; timer[me] = false; sendRELEASE(me, WITHDRAWN(me)) }
 
