@@ -74,6 +74,8 @@ var limits = map[string]limit{
 	"Guard/MariaDB/transfer/table p50/bare":         {most: 1.6},
 	"SQLStore/PostgreSQL/Sequential updates/pair":   {least: 0.5},
 	"SQLStore/PostgreSQL/HandOver rate/pglock":      {least: 5},
+	"ZooKeeper/Sequential rate/zk.Lock":             {least: 1},
+	"ZooKeeper/Parallel64 rate/zk.Lock":             {least: 1},
 	"Gateway/Parallel16 p50/plain":                  {most: 1.3},
 	"Gateway/Parallel64 p50/plain":                  {most: 1.3},
 }

@@ -8,6 +8,7 @@ require (
 	github.com/holdfast-go/holdfast v0.0.0
 	github.com/holdfast-go/holdfast/etcdstore v0.0.0
 	github.com/holdfast-go/holdfast/redlock/rueidisnode v0.0.0
+	github.com/holdfast-go/holdfast/zkstore v0.0.0
 	github.com/jackc/pgx/v5 v5.13.0
 	github.com/mattn/go-isatty v0.0.24
 	github.com/pelletier/go-toml/v2 v2.4.3
@@ -36,6 +37,7 @@ require (
 	github.com/coreos/go-semver v0.3.1 // indirect
 	github.com/coreos/go-systemd/v22 v22.7.0 // indirect
 	github.com/dustin/go-humanize v1.1.0 // indirect
+	github.com/go-zookeeper/zk v1.0.4 // indirect
 	github.com/golang/protobuf v1.5.4 // indirect
 	github.com/google/uuid v1.6.0 // indirect
 	github.com/grpc-ecosystem/grpc-gateway/v2 v2.29.0 // indirect
@@ -72,4 +74,5 @@ replace (
 	github.com/holdfast-go/holdfast/etcdstore => ../../etcdstore
 	github.com/holdfast-go/holdfast/redlock/goredisnode => ../../redlock/goredisnode
 	github.com/holdfast-go/holdfast/redlock/rueidisnode => ../../redlock/rueidisnode
+	github.com/holdfast-go/holdfast/zkstore => ../../zkstore
 )

@@ -1,0 +1,186 @@
+package main
+
+import (
+	"cmp"
+	"maps"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/store"
+	"github.com/holdfast-go/holdfast/zkstore"
+)
+
+// zkSpec is what the URL of a ZooKeeper ensemble says:
+//
+//	zk://[USER:PASSWORD@]HOST[:PORT][,HOST...][/CHROOT]
+//
+// with parameters. Of its store fields those of Redis that have the same meaning are used.
+type zkSpec struct {
+	storeSpec
+	chroot  string        // begins with a slash; empty for none
+	session time.Duration // timeout; zero: the default one
+}
+
+func isZK(scheme string) bool { return scheme == "zk" }
+
+// parseZK reads the URL of an ensemble. What it refuses is an [*store.InvalidError] that shows no
+// password.
+func parseZK(raw string) (zkSpec, error) {
+	scheme, rest, _ := strings.Cut(raw, ":")
+	s := zkSpec{storeSpec: storeSpec{scheme: scheme}}
+	if rule := s.parse(rest); rule != "" {
+		return zkSpec{}, &store.InvalidError{Field: "store", Value: hideSecrets(raw), Rule: rule}
+	}
+	return s, nil
+}
+
+// parse takes what follows the scheme and its colon and returns the rule that it breaks, as all its
+// siblings do.
+func (s *zkSpec) parse(rest string) (rule string) {
+	rest, ok := strings.CutPrefix(rest, "//")
+	if !ok {
+		return "names no host: write " + s.scheme + "://HOST"
+	}
+	authority := rest
+	if i := strings.IndexAny(rest, "/?#"); i >= 0 {
+		authority = rest[:i]
+	}
+	rest = rest[len(authority):]
+	userinfo, hosts := "", authority
+	if i := strings.LastIndexByte(authority, '@'); i >= 0 {
+		userinfo, hosts = authority[:i+1], authority[i+1:]
+	}
+	switch { // before anything of it is shown
+	case strings.Contains(rest, "@"):
+		return "write special characters of the password as %XX: / ? # @ are %2F %3F %23 %40"
+	case strings.Contains(rest, "#"):
+		return "has no fragment: write # in a password as %23"
+	}
+	u, err := url.Parse("zk://" + userinfo + "host" + rest)
+	if err != nil { // its text repeats the URL with the password
+		return "is not a valid URL: write special characters of the password as %XX"
+	}
+	return cmp.Or(s.setServers(hosts), s.setUser(u.User), s.setChroot(u.Path), s.setAll(u.RawQuery), s.checkZK())
+}
+
+func (s *zkSpec) setServers(list string) (rule string) {
+	var addrs []string
+	for host := range strings.SplitSeq(list, ",") {
+		addr, rule := hostPort(host, "2181")
+		if rule != "" {
+			return rule
+		}
+		addrs = append(addrs, addr)
+	}
+	s.addrs = strings.Join(addrs, ",")
+	return ""
+}
+
+// setChroot takes the path. What makes a good one, the store knows.
+func (s *zkSpec) setChroot(path string) (rule string) {
+	if strings.Trim(path, "/") != "" {
+		s.chroot = strings.TrimSuffix(path, "/")
+	}
+	return ""
+}
+
+const zkParameters = "there are session-timeout and password-file"
+
+func (s *zkSpec) setAll(query string) (rule string) {
+	values, err := url.ParseQuery(query)
+	if err != nil {
+		return "its parameters cannot be read: write special characters as %XX"
+	}
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		if rule := s.setOne(name, values[name]); rule != "" {
+			return rule
+		}
+	}
+	return ""
+}
+
+func (s *zkSpec) setOne(name string, values []string) (rule string) {
+	switch {
+	case name != "session-timeout" && name != "password-file":
+		return "has no parameter " + strconv.Quote(name) + "; " + zkParameters
+	case len(values) != 1:
+		return "parameter " + name + " is given more than once"
+	case values[0] == "":
+		return "parameter " + name + " is empty"
+	case strings.IndexByte(values[0], 0) >= 0:
+		return "parameter " + name + " has a NUL"
+	case name == "password-file":
+		s.passwordFile = values[0]
+		return ""
+	}
+	d, err := time.ParseDuration(values[0])
+	if err != nil || d <= 0 {
+		return "session-timeout must be a positive duration with its unit, such as 30s"
+	}
+	s.session = d
+	return ""
+}
+
+// checkZK compares the parts with each other.
+func (s *zkSpec) checkZK() (rule string) {
+	switch {
+	case s.password != "" && s.passwordFile != "":
+		return "has a password and a password-file: give one"
+	case s.user != "" && s.password == "" && s.passwordFile == "":
+		return "has a user without a password: write USER:PASSWORD@, or name a password-file"
+	case s.user == "" && s.password+s.passwordFile != "":
+		return "has a password without a user: write USER:PASSWORD@"
+	}
+	return ""
+}
+
+// shown is the store as people may see it: without user, password and parameters.
+func (s zkSpec) shown() string { return s.scheme + "://" + hostList(s.addrs) + s.path() }
+
+func (s zkSpec) path() string {
+	u := url.URL{Path: s.chroot}
+	return u.EscapedPath()
+}
+
+// url writes the store for a nested holdfast. It holds the password, unless that is in a file.
+func (s zkSpec) url() string {
+	text := s.scheme + "://" + userinfo(s.user, s.password) + hostList(s.addrs) + s.path()
+	q := url.Values{}
+	if s.session != 0 {
+		q.Set("session-timeout", s.session.String())
+	}
+	if s.passwordFile != "" {
+		q.Set("password-file", s.passwordFile)
+	}
+	if len(q) > 0 {
+		text += "?" + q.Encode()
+	}
+	return text
+}
+
+// openZK makes a store of the ensemble, which connects in the background: one that is away says so
+// when it is asked, and may come later. Closing it ends its leases at once.
+func openZK(s zkSpec) (*opened, error) {
+	if s.passwordFile != "" {
+		abs, err := filepath.Abs(s.passwordFile) // good for other folders
+		if err != nil {
+			return nil, &exit{exitFailed, err}
+		}
+		s.passwordFile = abs
+	}
+	password, err := s.secretFrom(s.password, "password-file", s.passwordFile)
+	if err != nil {
+		return nil, err
+	}
+	st, err := zkstore.Dial(zkstore.Options{
+		Servers: strings.Split(s.addrs, ","), Chroot: s.chroot, User: s.user, Password: password, SessionTimeout: s.session,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &opened{st, s.url(), st.Close}, nil
+}
