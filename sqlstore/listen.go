@@ -32,6 +32,9 @@ func (s *Store) listen() (leave func()) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.idle != nil {
+		s.idle.Stop()
+	}
 	if s.waiting++; s.listening == nil {
 		ctx, cancel := context.WithCancel(context.Background())
 		s.listening = cancel
@@ -41,7 +44,7 @@ func (s *Store) listen() (leave func()) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if s.waiting--; s.waiting == 0 {
-			time.AfterFunc(lingering, s.listenNoMore)
+			s.idle = time.AfterFunc(lingering, s.listenNoMore)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/sqlerr"
+	"github.com/holdfast-go/holdfast/internal/sqltext"
 )
 
 // mysql is the SQL of MySQL and MariaDB. Values are written into the statements, so that they
@@ -50,9 +51,7 @@ func (mysql) schema() []string {
 	}
 }
 
-func binaryText(s string) string { return fmt.Sprintf("X'%x'", s) }
-
-func mysqlWhere(key string) string { return " WHERE `key` = " + binaryText(key) }
+func mysqlWhere(key string) string { return " WHERE `key` = " + sqltext.Binary(key) }
 
 // id runs a statement that answers by its insert id.
 func (mysql) id(ctx context.Context, c handle, statement string) (int64, bool, error) {
@@ -67,17 +66,17 @@ func (mysql) id(ctx context.Context, c handle, statement string) (int64, bool, e
 // The token is assigned first, since each assignment is seen by those after it.
 func (m mysql) take(ctx context.Context, c handle, key, owner, label string, ttl time.Duration) (int64, bool, error) {
 	return m.id(ctx, c, fmt.Sprintf("UPDATE holdfast_leases SET token = %s, owner = %s, label = %s, expires = %s + %d%s AND (owner = '' OR expires <= %s)",
-		mysqlToken, binaryText(owner), binaryText(label), mysqlNow, micros(ttl), mysqlWhere(key), mysqlNow))
+		mysqlToken, sqltext.Binary(owner), sqltext.Binary(label), mysqlNow, micros(ttl), mysqlWhere(key), mysqlNow))
 }
 
 func (mysql) seed(ctx context.Context, c handle, key string) error {
-	_, err := c.ExecContext(ctx, "INSERT IGNORE INTO holdfast_leases (`key`, owner, token, expires, label, batch) VALUES ("+binaryText(key)+", '', 0, 0, '', 0)")
+	_, err := c.ExecContext(ctx, "INSERT IGNORE INTO holdfast_leases (`key`, owner, token, expires, label, batch) VALUES ("+sqltext.Binary(key)+", '', 0, 0, '', 0)")
 	return err
 }
 
 func (m mysql) refresh(ctx context.Context, c handle, key, owner string, ttl time.Duration) (int64, bool, error) {
 	return m.id(ctx, c, fmt.Sprintf("UPDATE holdfast_leases SET token = LAST_INSERT_ID(token), expires = GREATEST(expires, %s + %d)%s AND owner = %s AND expires > %s",
-		mysqlNow, micros(ttl), mysqlWhere(key), binaryText(owner), mysqlNow))
+		mysqlNow, micros(ttl), mysqlWhere(key), sqltext.Binary(owner), mysqlNow))
 }
 
 func (m mysql) extend(ctx context.Context, c handle, leases []lease) ([]bool, error) {
@@ -86,7 +85,7 @@ func (m mysql) extend(ctx context.Context, c handle, leases []lease) ([]bool, er
 	}
 	l := leases[0]
 	_, ok, err := m.id(ctx, c, fmt.Sprintf("UPDATE holdfast_leases SET token = LAST_INSERT_ID(token), expires = GREATEST(expires, %s + %d)%s AND owner = %s AND token = %d AND expires > %s",
-		mysqlNow, micros(l.ttl), mysqlWhere(l.key), binaryText(l.owner), l.token, mysqlNow))
+		mysqlNow, micros(l.ttl), mysqlWhere(l.key), sqltext.Binary(l.owner), l.token, mysqlNow))
 	return []bool{ok}, err
 }
 
@@ -98,8 +97,8 @@ func (mysql) extendMany(ctx context.Context, c handle, leases []lease) ([]bool, 
 	place := make(map[string]int, len(leases))
 	for i, l := range leases {
 		place[l.key] = i
-		list = append(list, fmt.Sprintf("SELECT %s AS k, %s AS o, %d AS t, %d AS d", binaryText(l.key), binaryText(l.owner), l.token, micros(l.ttl)))
-		keys = append(keys, binaryText(l.key))
+		list = append(list, fmt.Sprintf("SELECT %s AS k, %s AS o, %d AS t, %d AS d", sqltext.Binary(l.key), sqltext.Binary(l.owner), l.token, micros(l.ttl)))
+		keys = append(keys, sqltext.Binary(l.key))
 	}
 	slices.Sort(list)
 	_, err := c.ExecContext(ctx, "UPDATE holdfast_leases l JOIN ("+strings.Join(list, " UNION ALL ")+") v ON l.`key` = v.k "+
@@ -126,20 +125,20 @@ func (mysql) extendMany(ctx context.Context, c handle, leases []lease) ([]bool, 
 // release says by its insert id whether the lease had ended: 1, and else 2 and what was left.
 func (m mysql) release(ctx context.Context, c handle, key, owner string) (row, bool, error) {
 	id, ok, err := m.id(ctx, c, fmt.Sprintf("UPDATE holdfast_leases SET token = token + 0 * LAST_INSERT_ID(2 + GREATEST(-1, %s)), owner = '', label = ''%s AND owner = %s",
-		mysqlLeft, mysqlWhere(key), binaryText(owner)))
+		mysqlLeft, mysqlWhere(key), sqltext.Binary(owner)))
 	return row{left: time.Duration(id-2) * time.Microsecond}, ok, err
 }
 
 func (m mysql) breakOff(ctx context.Context, c handle, key, owner, broken, label string) (bool, error) {
 	_, ok, err := m.id(ctx, c, fmt.Sprintf("UPDATE holdfast_leases SET token = %s, owner = %s, label = %s%s AND owner = %s AND expires > %s",
-		mysqlToken, binaryText(broken), binaryText(label), mysqlWhere(key), binaryText(owner), mysqlNow))
+		mysqlToken, sqltext.Binary(broken), sqltext.Binary(label), mysqlWhere(key), sqltext.Binary(owner), mysqlNow))
 	return ok, err
 }
 
 func (mysql) read(ctx context.Context, c handle, key string) (r row, standby bool, err error) {
 	var left int64
 	err = c.QueryRowContext(ctx, "SELECT l.`key` IS NOT NULL, COALESCE(l.owner, ''), COALESCE(l.token, 0), COALESCE(l."+mysqlLeft+", 0), COALESCE(l.label, ''), "+
-		mysqlStandby+" FROM (SELECT 1) one LEFT JOIN holdfast_leases l ON l.`key` = "+binaryText(key)).
+		mysqlStandby+" FROM (SELECT 1) one LEFT JOIN holdfast_leases l ON l.`key` = "+sqltext.Binary(key)).
 		Scan(&r.exists, &r.owner, &r.token, &left, &r.label, &standby)
 	r.left = time.Duration(left) * time.Microsecond
 	return r, standby, err
@@ -147,7 +146,7 @@ func (mysql) read(ctx context.Context, c handle, key string) (r row, standby boo
 
 func (mysql) list(ctx context.Context, c handle, after, prefix string) (page []row, standby bool, err error) {
 	rows, err := c.QueryContext(ctx, fmt.Sprintf("SELECT `key`, owner, token, %s, label, %s FROM holdfast_leases "+
-		"WHERE `key` > %s AND `key` >= %s AND owner <> '' ORDER BY `key` LIMIT %d", mysqlLeft, mysqlStandby, binaryText(after), binaryText(prefix), pageSize))
+		"WHERE `key` > %s AND `key` >= %s AND owner <> '' ORDER BY `key` LIMIT %d", mysqlLeft, mysqlStandby, sqltext.Binary(after), sqltext.Binary(prefix), pageSize))
 	if err != nil {
 		return nil, false, err
 	}

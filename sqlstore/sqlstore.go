@@ -134,6 +134,7 @@ type Store struct {
 	freed     map[string]*freed  // of the keys that somebody waits for
 	waiting   int                // claims
 	listening context.CancelFunc // ends the listener; nil while there is none
+	idle      *time.Timer        // will end it, when no claim has waited for a while
 }
 
 // engine is what differs between the databases. Its methods may run beyond their context for a

@@ -23,7 +23,10 @@ func TestMain(m *testing.M) {
 	kit.Main(m, sqlrig.Children(engine))
 }
 
-func TestStore(t *testing.T) { engine.Suite(t, sqlstore.Options{}) }
+func TestStore(t *testing.T) {
+	t.Parallel()
+	engine.Suite(t, sqlstore.Options{})
+}
 
 func parallel(t *testing.T, f func(*testing.T)) { t.Parallel(); f(t) }
 

@@ -42,6 +42,7 @@ func (l listener) Listen(ctx context.Context, channel string, deliver func(paylo
 
 // Every call works with a listener, whose releases notify; in a soak run the whole suite passes.
 func TestStoreWithListener(t *testing.T) {
+	t.Parallel()
 	server := engine.Start(t)
 	for _, topic := range []string{"one", "two"} { // connections come and go
 		t.Run(topic, func(t *testing.T) {
@@ -50,7 +51,9 @@ func TestStoreWithListener(t *testing.T) {
 		})
 	}
 	if kit.Soak() {
-		engine.Suite(t, sqlstore.Options{Listener: listener{server.DSN("")}})
+		e := engine
+		e.Start = func(testing.TB, ...servertest.SQLOption) *servertest.SQLServer { return server }
+		e.Suite(t, sqlstore.Options{Listener: listener{server.DSN("")}})
 	}
 }
 
@@ -298,46 +301,6 @@ func TestRefusalsWriteNothing(t *testing.T) {
 	t.Logf("%d bytes for %d refusals", written, rounds)
 	if written > 10*rounds { // the server writes some by itself
 		t.Errorf("%d refusals wrote %d bytes", rounds, written)
-	}
-}
-
-// What was answered outlives a crash also where synchronous_commit is off for the database: the
-// token is not granted again, and the lease still holds.
-func TestCrashWithoutSynchronousCommit(t *testing.T) {
-	t.Parallel()
-	server := engine.Start(t, servertest.Setting("wal_writer_delay", "10s"), servertest.Setting("autovacuum", "off"))
-	db := engine.DB(t, engine.DSN(server, ""))
-	sqlrig.Exec(t, db, "CREATE TABLE others (n int)")
-	sqlrig.Exec(t, db, "ALTER DATABASE holdfast SET synchronous_commit = off")
-	lost := 0
-	for i := range kit.Count(3, 20) {
-		key := fmt.Sprint("k", i)
-		s, db := engine.Open(t, server, ""), engine.DB(t, engine.DSN(server, ""))
-		extended := sqlrig.Claim(s, key+"x")
-		sqlrig.Grant(t, extended)
-		short := s.Claim(key, store.ClaimOptions{TTL: 30 * time.Second})
-		g := sqlrig.Grant(t, short)
-		if i%2 == 1 {
-			if _, err := extended.Extend(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-		}
-		sqlrig.Exec(t, db, "INSERT INTO others VALUES ($1)", i)
-		server.Kill()
-		server.Restart()
-		after := engine.Open(t, server, "")
-		h, err := after.Inspect(t.Context(), key)
-		if err != nil || h.Token != g.Token || h.Owner != g.Owner {
-			t.Errorf("after the crash %+v, %v; granted was %+v", h, err, g)
-		}
-		sqlrig.Held(t, after, key)
-		if sqlrig.Query[int](t, engine.DB(t, engine.DSN(server, "")), "SELECT count(*) FROM others WHERE n = $1", i) == 0 {
-			lost++
-		}
-	}
-	t.Logf("%d commits of others were lost", lost)
-	if lost == 0 {
-		t.Error("the crashes lost nothing: the test shows nothing")
 	}
 }
 

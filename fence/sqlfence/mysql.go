@@ -12,6 +12,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/fence"
 	"github.com/holdfast-go/holdfast/internal/sqlerr"
+	"github.com/holdfast-go/holdfast/internal/sqltext"
 )
 
 // mysql writes values into its statements, so that they need not be prepared, which would
@@ -24,10 +25,9 @@ type mysql struct {
 	mariadb atomic.Bool
 }
 
-func number(n int64) string      { return strconv.FormatInt(n, 10) }
-func binaryText(s string) string { return fmt.Sprintf("X'%x'", s) }
+func number(n int64) string { return strconv.FormatInt(n, 10) }
 func unicodeText(s string) string {
-	return fmt.Sprintf("_utf8mb4 X'%x'", s)
+	return "_utf8mb4 " + sqltext.Binary(s)
 }
 
 // where finds the row of a resource. In the user's table the column's type decides how it
@@ -35,10 +35,10 @@ func unicodeText(s string) string {
 // would find the row 12 by the text "12 monkeys", and "Job" by "job".
 func (m *mysql) where(resource string) string {
 	if m.l.own {
-		return " WHERE " + m.l.id + " = " + binaryText(resource)
+		return " WHERE " + m.l.id + " = " + sqltext.Binary(resource)
 	}
 	return " WHERE " + m.l.id + " = " + unicodeText(resource) +
-		" AND CAST(CONVERT(" + m.l.id + " USING utf8mb4) AS BINARY) = " + binaryText(resource)
+		" AND CAST(CONVERT(" + m.l.id + " USING utf8mb4) AS BINARY) = " + sqltext.Binary(resource)
 }
 
 func (m *mysql) bounded(statement string) string {
@@ -87,7 +87,7 @@ func (m *mysql) read(ctx context.Context, h Handle, resource string, s strength,
 
 func (m *mysql) seed(ctx context.Context, h Handle, resource string) error {
 	_, err := h.ExecContext(ctx, m.bounded("INSERT IGNORE INTO "+m.l.table.quoted+
-		" (resource, token, seq, prev_token, prev_seq) VALUES ("+binaryText(resource)+", 0, 0, 0, 0)"))
+		" (resource, token, seq, prev_token, prev_seq) VALUES ("+sqltext.Binary(resource)+", 0, 0, 0, 0)"))
 	return err
 }
 
