@@ -755,7 +755,7 @@ func (l *Lease) lengthen() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), l.ttl/3)
 	defer cancel()
-	return l.Extend(ctx)
+	return l.extend(ctx)
 }
 
 func (l *Lease) ticket() (string, error) {

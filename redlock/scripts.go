@@ -114,7 +114,9 @@ func newDirect(replid string, c check) (release *Script, id string) {
 	case c == checkCached:
 		same, byTime = "(checked == '"+replid+"' or "+same+")", ""
 		text = strings.NewReplacer(
-			"  local F = pcall('GET', mark)\n", "  local got = pcall('MGET', mark, '"+checkedKey+"')\n  local F = got[1]\n  checked = got[2]\n",
+			"  local F = pcall('GET', mark)\n", "  local got = pcall('MGET', mark, '"+checkedKey+"')\n"+
+				"  if got.err then got = {pcall('GET', mark)} end\n"+ // a mark that is not read would fall
+				"  local F = got[1]\n  checked = got[2]\n",
 			"'PX', reserve)", "'PXAT', math.floor(now / 1000) + reserve)",
 		).Replace(text)
 	}

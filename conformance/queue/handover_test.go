@@ -1,0 +1,102 @@
+package queue
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/conformance/internal/kit"
+	"github.com/holdfast-go/holdfast/conformance/internal/rig"
+	"github.com/holdfast-go/holdfast/redlock"
+	"github.com/holdfast-go/holdfast/servertest"
+)
+
+// meanwhile is what happens to servers between the moment at which a claim gets its place and the
+// release that hands the key over.
+type meanwhile struct {
+	name string
+	happ func(t testing.TB, s *servertest.RedisServer)
+	few  bool // at fewer than a quorum of nodes
+}
+
+var meanwhiles = []meanwhile{
+	{name: "nothing", happ: func(testing.TB, *servertest.RedisServer) {}},
+	{name: "scripts forgotten", happ: command("SCRIPT", "FLUSH")},
+	{name: "no right to expire by time", happ: command("ACL", "SETUSER", "app", "-pexpireat", "-expireat")},
+	{name: "no right to the record of the check", happ: func(t testing.TB, s *servertest.RedisServer) {
+		raise(t, s, 4*time.Second)
+		rig.Must(t, s, "ACL", "SETUSER", "app", "resetkeys", "~k", "~{k}:*", "~{holdfast}:node")
+	}},
+	{name: "no right to publish", happ: command("ACL", "SETUSER", "app", "-publish")},
+	{name: "mark far ahead", happ: func(t testing.TB, s *servertest.RedisServer) { raise(t, s, 4*time.Second) }},
+	{name: "restarted", few: true, happ: func(t testing.TB, s *servertest.RedisServer) { s.Kill(); s.Restart() }},
+	{name: "demoted and promoted", few: true, happ: func(t testing.TB, s *servertest.RedisServer) {
+		rig.Must(t, s, "REPLICAOF", "127.0.0.1", "1")
+		rig.Must(t, s, "REPLICAOF", "NO", "ONE")
+	}},
+}
+
+// raise sets the mark of k to one that is ahead of the server's clock.
+func raise(t testing.TB, s *servertest.RedisServer, ahead time.Duration) {
+	t.Helper()
+	rig.Must(t, s, "SET", "{k}:fence", strconv.FormatInt(time.Now().Add(ahead).UnixMicro(), 10), "PX", "120000")
+}
+
+// Whatever happens to the servers between parking and hand-over, the next one gets the key, and no
+// mark ever falls.
+func TestHandOverAndChanges(t *testing.T) {
+	t.Parallel()
+	for _, m := range meanwhiles {
+		for _, c := range []rig.Client{rig.GoRedis, rig.Rueidis} {
+			for _, n := range []int{1, 3} {
+				if m.few && n == 1 {
+					continue
+				}
+				t.Run(fmt.Sprintf("%s %dx%s", m.name, n, c), func(t *testing.T) {
+					t.Parallel()
+					handOverAndChange(t, m, c, n)
+				})
+			}
+		}
+	}
+}
+
+func handOverAndChange(t *testing.T, m meanwhile, c rig.Client, n int) {
+	b := newBed(t, kit.GoRedis, n, servertest.Aged(time.Hour))
+	for _, s := range b.servers {
+		rig.Must(t, s, "ACL", "SETUSER", "app", "reset", "on", ">pass", "~*", "&*", "+@all")
+	}
+	c.User, c.Password = "app", "pass"
+	holder := kit.Locker(t, rig.Store(t, redlock.Options{NodeTimeout: nodeTimeout}, rig.Nodes(t, c, b.servers...)...), holdfast.Options{TTL: ttl})
+	waiting := b.locker(holdfast.Options{})
+	lease := kit.Acquire(t, holder, "k")
+	waiter := acquire(t, waiting, "k")
+	b.parked("k", 1)
+	servers := b.servers
+	if m.few {
+		servers = servers[:1]
+	}
+	for _, s := range servers {
+		m.happ(t, s)
+	}
+	before := make([]string, n)
+	for i, s := range b.servers {
+		before[i] = b.mark(s, "k")
+	}
+	if err := lease.Release(context.Background()); err != nil && m.name == "nothing" {
+		t.Error(err)
+	}
+	next := waiter.wait(3 * ttl)
+	if next.Token() <= lease.Token() {
+		t.Errorf("token %v after %v", next.Token(), lease.Token())
+	}
+	for i, s := range b.servers {
+		if after := b.mark(s, "k"); len(after) < len(before[i]) || after < before[i] {
+			t.Errorf("the mark of node %d falls from %s to %s", i, before[i], after)
+		}
+	}
+	release(t, next)
+}
