@@ -258,3 +258,78 @@ func TestHandOversInChaos(t *testing.T) {
 		})
 	}
 }
+
+// A claim whose grant nobody has taken in time waits on as one of the queue: it neither has the key
+// twice, nor blocks it, nor is it forgotten. One that leaves then hands on.
+func TestGrantTakenTooLate(t *testing.T) {
+	for _, n := range []int{1, 3} {
+		for _, leave := range []bool{false, true} {
+			for _, late := range []time.Duration{time.Millisecond, 560 * time.Millisecond, 700 * time.Millisecond, 10 * time.Second} {
+				bubble(t, func(t *testing.T) {
+					fs, stores := queued(t, 3, n)
+					holder := hold(t, stores[0])
+					c := brief(stores[1], "k")
+					var held *store.HeldError
+					for range 2 {
+						if _, err := c.Try(t.Context()); !errors.As(err, &held) {
+							t.Fatal(err)
+						}
+						ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+						c.Wait(ctx, held)
+						cancel()
+					}
+					other, got := await(t, stores[2])
+					woken := make(chan error)
+					go func() { woken <- c.Wait(t.Context(), held) }()
+					synctest.Wait()
+					holder.Release(t.Context())
+					if err := <-woken; err != nil {
+						t.Fatal(err)
+					}
+					if !c.handed {
+						t.Fatal("not handed over")
+					}
+					time.Sleep(late)
+					if leave {
+						began, most := time.Now(), 50*time.Millisecond
+						if fs[0].owner("k") == "" { // nothing is there to be handed on
+							most = firstAsk
+						}
+						c.Release(t.Context())
+						if h := <-got; h.err != nil || time.Since(began) > most {
+							t.Errorf("%d nodes, %v late: %v after %v", n, late, h.err, time.Since(began))
+						}
+						other.Release(t.Context())
+						nothingLeft(t, fs, stores)
+						return
+					}
+					gone := fs[0].owner("k") != c.attempt.owner
+					g, err := c.Try(t.Context())
+					switch {
+					case gone && err == nil:
+						other.mu.Lock()
+						if other.held && !stores[2].clock.Passed(other.until) {
+							t.Errorf("%d nodes, %v late: two hold the key: %+v", n, late, g)
+						}
+						other.mu.Unlock()
+					case !gone && err != nil:
+						t.Errorf("%d nodes, %v late: %v", n, late, err)
+					}
+					if err == nil {
+						c.Release(t.Context())
+						<-got
+						other.Release(t.Context())
+					} else {
+						<-got
+						other.Release(t.Context())
+						if _, err := acquire(t.Context(), c); err != nil {
+							t.Error(err)
+						}
+						c.Release(t.Context())
+					}
+					nothingLeft(t, fs, stores)
+				})
+			}
+		}
+	}
+}
