@@ -298,17 +298,13 @@ func (c *claim) attempt(ctx context.Context, l *life, start time.Time) (store.Gr
 		return store.Grant{}, err
 	}
 	if n != nil { // the leader must answer in this call; see the package documentation
-		err := c.s.find(l, n, c.dir, c.owner)
-		if errors.Is(err, zk.ErrNoNode) {
+		if err := c.s.find(l, n, c.dir, c.owner); errors.Is(err, zk.ErrNoNode) {
 			return store.Grant{}, c.gone()
-		}
-		if err == nil {
-			err = c.s.sync(l, c.dir)
-		}
-		if err != nil {
+		} else if err != nil {
 			return store.Grant{}, readFailed(err)
 		}
-		return c.look(ctx, l, n, start)
+		names, err := synced(c.s, l, c.dir, func() ([]string, error) { return c.s.children(l, c.dir) })
+		return c.look(l, n, names, err, start)
 	}
 	if !c.o.Wait {
 		if held, err := c.peek(l); err != nil || held != nil {
@@ -322,7 +318,8 @@ func (c *claim) attempt(ctx context.Context, l *life, start time.Time) (store.Gr
 	case alone:
 		return c.grant(l, n.czxid, start)
 	}
-	return c.look(ctx, l, n, start)
+	names, err := c.s.children(l, c.dir)
+	return c.look(l, n, names, err, start)
 }
 
 func orHeld(held *store.HeldError, err error) error {
@@ -408,43 +405,37 @@ func (c *claim) enter(ctx context.Context, l *life) (n *node, alone bool, err er
 
 // peek answers who holds the key, without a transaction, and nil where nobody does.
 func (c *claim) peek(l *life) (*store.HeldError, error) {
-	for fresh := range 2 {
-		names, err := c.s.children(l, c.dir)
-		if errors.Is(err, zk.ErrNoNode) {
-			return nil, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		list := members(names)
-		if len(list) == 0 {
-			return nil, nil
-		}
-		if fresh == 0 { // the server may lag behind; a refusal must be true
-			if err := c.s.sync(l, c.dir); err != nil {
-				return nil, err
-			}
-			continue
-		}
-		w, err := c.s.s.watch(l, c.dir+"/"+list[0].name)
-		if errors.Is(err, zk.ErrNoNode) {
-			return nil, nil // free, or the next one's: the node that is made now tells
-		}
-		if err != nil {
-			return nil, err
-		}
-		c.mu.Lock()
-		c.wake = w
-		c.mu.Unlock()
-		return &store.HeldError{Holder: holder(c.key, list[0], w.data, w.stat)}, nil
+	list, err := c.listed(c.s.children(l, c.dir))
+	if err == nil && len(list) > 0 { // the server may lag behind; a refusal must be true
+		list, err = c.listed(synced(c.s, l, c.dir, func() ([]string, error) { return c.s.children(l, c.dir) }))
 	}
-	return nil, nil
+	if err != nil || len(list) == 0 {
+		return nil, err
+	}
+	w, err := c.s.s.watch(l, c.dir+"/"+list[0].name)
+	if errors.Is(err, zk.ErrNoNode) {
+		return nil, nil // free, or the next one's: the node that is made now tells
+	}
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	c.wake = w
+	c.mu.Unlock()
+	return &store.HeldError{Holder: holder(c.key, list[0], w.data, w.stat)}, nil
 }
 
-// look says where the node stands. The leader has answered since start, and what is read now is
-// at least as new.
-func (c *claim) look(ctx context.Context, l *life, n *node, start time.Time) (store.Grant, error) {
-	names, err := c.s.children(l, c.dir)
+// listed is the queue whose nodes have the names.
+func (c *claim) listed(names []string, err error) ([]member, error) {
+	if errors.Is(err, zk.ErrNoNode) {
+		return nil, nil
+	}
+	return members(names), err
+}
+
+// look says where the node stands among the names in the queue, or what reading those has answered. The
+// leader has answered since start, and they are at least as new.
+func (c *claim) look(l *life, n *node, names []string, err error, start time.Time) (store.Grant, error) {
 	if errors.Is(err, zk.ErrNoNode) {
 		return store.Grant{}, c.gone()
 	}

@@ -29,6 +29,7 @@ type session struct {
 	up      bool          // requests are sent
 	authed  bool          // the client library knows the credentials
 	changed chan struct{} // closed and replaced when up changes
+	synced  chan struct{} // closed and replaced when a sync has been sent
 	watches map[string]*watch
 }
 
@@ -55,7 +56,7 @@ func (l *life) over() bool {
 func dial(servers []string, timeout time.Duration, auth []byte) (*session, error) {
 	s := &session{
 		asked: timeout, auth: auth, authed: auth == nil,
-		dialled: make(chan struct{}), closing: make(chan struct{}), changed: make(chan struct{}),
+		dialled: make(chan struct{}), closing: make(chan struct{}), changed: make(chan struct{}), synced: make(chan struct{}),
 		watches: map[string]*watch{},
 	}
 	conn, _, err := zk.Connect(servers, timeout,
@@ -295,7 +296,7 @@ func (s *session) dial(network, addr string, timeout time.Duration) (net.Conn, e
 	if err != nil {
 		return nil, err
 	}
-	l := &link{Conn: c, limit: patience(s.asked)}
+	l := &link{Conn: c, limit: patience(s.asked), synced: s.sent}
 	s.mu.Lock()
 	s.link = l
 	s.mu.Unlock()
@@ -306,8 +307,9 @@ func (s *session) dial(network, addr string, timeout time.Duration) (net.Conn, e
 // library does not tell the timeout that the server has granted.
 type link struct {
 	net.Conn
-	limit time.Duration // for the answer to the handshake; the library would wait for many timeouts
-	head  []byte
+	limit  time.Duration // for the answer to the handshake; the library would wait for many timeouts
+	head   []byte
+	synced func() // called when a sync has been sent
 }
 
 // headLen is up to the end of the session's id: length, version, timeout, id.
@@ -317,6 +319,18 @@ func (l *link) Read(b []byte) (int, error) {
 	n, err := l.Conn.Read(b)
 	if rest := headLen - len(l.head); rest > 0 {
 		l.head = append(l.head, b[:min(n, rest)]...)
+	}
+	return n, err
+}
+
+// opSync is the kind of a sync: what the client library writes at once is a request, of which the third
+// word is the kind.
+const opSync = 9
+
+func (l *link) Write(b []byte) (int, error) {
+	n, err := l.Conn.Write(b)
+	if len(b) >= 12 && binary.BigEndian.Uint32(b[8:]) == opSync && len(l.head) == headLen {
+		l.synced()
 	}
 	return n, err
 }
@@ -367,6 +381,21 @@ func (h *hosts) Connected() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.tried = 0
+}
+
+// syncing is the connection, and a channel that is closed when a sync has been sent after this call.
+func (s *session) syncing() (*link, <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.link, s.synced
+}
+
+// sent takes note of a sync.
+func (s *session) sent() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.synced)
+	s.synced = make(chan struct{})
 }
 
 // current is the session that stands, or nil.

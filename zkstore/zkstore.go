@@ -254,6 +254,31 @@ func (s *Store) sync(l *life, path string) error {
 	return err
 }
 
+// synced reads what is at least as new as this call. The read is sent right behind the sync, and the
+// server executes it after that: the two take the time of one.
+func synced[T any](s *Store, l *life, path string, read func() (T, error)) (T, error) {
+	var none T
+	link, sent := s.s.syncing()
+	answered := make(chan error, 1)
+	go func() { answered <- s.sync(l, path) }()
+	select {
+	case <-sent:
+	case err := <-answered:
+		if err != nil {
+			return none, err
+		}
+		answered <- nil
+	}
+	v, err := read()
+	if synced := <-answered; synced != nil {
+		return none, synced
+	}
+	if now, _ := s.s.syncing(); now != link { // the order is that of one connection
+		return none, zk.ErrConnectionClosed
+	}
+	return v, err
+}
+
 func (s *Store) children(l *life, path string) ([]string, error) {
 	return call(s.s, l, func() ([]string, error) {
 		names, _, err := s.s.conn.Children(path)
