@@ -25,6 +25,8 @@ var (
 	// What the server says of a lease. These errors do not leave the package.
 	errNoLease     = errors.New("no such lease")
 	errLeaseExists = errors.New("the lease exists already")
+	// errQueue says that a key is not to be had, and that it was not asked why.
+	errQueue = errors.New("the key is taken, or others wait for it")
 )
 
 // fault is an error of the cluster: what it means to the caller, and what the client said.

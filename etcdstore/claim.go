@@ -142,18 +142,22 @@ func (c *claim) try(ctx context.Context) (store.Grant, error) {
 			return store.Grant{}, c.refuse(ctx, now)
 		}
 	}
-	for range 2 {
+	for range 4 {
 		g, err := c.grab(ctx, start)
-		if err != errNoLease {
+		switch err {
+		case errNoLease:
+			c.change(func() { c.attempt = attempt{} }) // its lease has ended, with all that it took
+		case errQueue:
+			c.s.note(c.path, true)
+		default:
 			return g, err
 		}
-		c.change(func() { c.attempt = attempt{} }) // its lease has ended, with all that it took
 	}
 	return store.Grant{}, &fault{store.ErrUnavailable, errors.New("the lease ended before the key was taken")}
 }
 
 // grab creates the key where it is missing. It answers errNoLease where the attempt's lease has
-// ended.
+// ended, and errQueue where the key is unexpectedly not to be had.
 func (c *claim) grab(ctx context.Context, start time.Time) (store.Grant, error) {
 	a := c.begun()
 	sent, ttl := time.Now(), c.o.TTL
@@ -176,16 +180,16 @@ func (c *claim) grab(ctx context.Context, start time.Time) (store.Grant, error) 
 		ttl = min(ttl, granted)
 		renewed <- nil
 	}
-	before := c.s.seen.Load()
+	before, short := c.s.seen.Load(), c.short(a)
 	c.change(func() {
 		c.attempt.found, c.attempt.open = true, true
 		if !a.found {
 			c.attempt.lent = sent
 		}
 	})
-	resp, err := ask(ctx, c.s.kv.Txn, c.taking(a))
+	resp, err := ask(ctx, c.s.kv.Txn, c.taking(a, short))
 	if err == nil {
-		err = c.took(ctx, a, resp, before)
+		err = c.took(ctx, a, resp, before, short)
 	} else if !errors.Is(err, store.ErrUncertain) {
 		c.change(func() { c.attempt.open = a.open })
 	}
@@ -234,8 +238,14 @@ func (c *claim) lend(ctx context.Context, lease int64) (time.Duration, error) {
 	return ttl, err
 }
 
-// taking is the transaction that creates the key, and else queues up and looks around.
-func (c *claim) taking(a attempt) *pb.TxnRequest {
+// short reports whether the transaction has no part for a key that is taken: none is expected.
+func (c *claim) short(a attempt) bool {
+	return c.o.Wait && a.place == 0 && !a.open && !c.s.likelyHeld(c.path)
+}
+
+// taking is the transaction that creates the key, and else queues up, unless it is short, and looks
+// around.
+func (c *claim) taking(a attempt, short bool) *pb.TxnRequest {
 	path, waiting := []byte(c.path), []byte(c.waitPath(a))
 	value := newRecord(c.key, a.owner, c.o.Label, c.s.epoch).text()
 	r := &pb.TxnRequest{
@@ -252,6 +262,9 @@ func (c *claim) taking(a attempt) *pb.TxnRequest {
 	c.mu.Unlock()
 	if skipped == nil {
 		r.Compare = append(r.Compare, c.nobodyAhead(a))
+	}
+	if short {
+		return r
 	}
 	for _, dead := range skipped {
 		r.Success = append(r.Success, deleting([]byte(dead)))
@@ -287,7 +300,7 @@ func found(resp *pb.TxnResponse, place int) *mvccpb.KeyValue {
 }
 
 // took looks what the transaction has done, and answers nil where the key is ours.
-func (c *claim) took(ctx context.Context, a attempt, resp *pb.TxnResponse, before int64) error {
+func (c *claim) took(ctx context.Context, a attempt, resp *pb.TxnResponse, before int64, short bool) error {
 	revision, epoch := resp.Header.Revision, c.s.epoch
 	if resp.Succeeded {
 		before++ // by the key itself
@@ -296,6 +309,10 @@ func (c *claim) took(ctx context.Context, a attempt, resp *pb.TxnResponse, befor
 		c.s.reaper.add(a.lease, c.o.TTL)
 		c.change(func() { c.attempt = attempt{} })
 		return err
+	}
+	if !resp.Succeeded && short {
+		c.change(func() { c.attempt.open = false })
+		return errQueue
 	}
 	if !resp.Succeeded {
 		first := 0
@@ -391,7 +408,7 @@ func (c *claim) release(ctx context.Context) (lost, err error) {
 		}
 		return nil, err
 	}
-	c.s.note(c.path, false)
+	c.s.note(c.path, a.place != 0) // where one had to wait others likely do
 	if gone || err == errNoLease && a.revision != 0 && !unsure {
 		lost = &store.LostError{}
 	}

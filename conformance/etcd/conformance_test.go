@@ -10,6 +10,7 @@ import (
 )
 
 func TestStore(t *testing.T) {
+	t.Parallel()
 	server := servertest.Etcd(t, module)
 	storetest.Run(t, storetest.Config{TTL: minTTL, Fair: true, New: harness(server)})
 }

@@ -27,6 +27,7 @@ func locker(t testing.TB, o holdfast.Options, addrs ...string) *holdfast.Locker 
 // A holder that is cut off from the servers knows of the loss before another can acquire; its
 // token is the smaller one, and a guard that has seen the other refuses it. LOS-04.
 func TestCutOffHolderKnowsFirst(t *testing.T) {
+	t.Parallel()
 	server := servertest.Etcd(t, module)
 	next := locker(t, holdfast.Options{TTL: minTTL}, server.Addr())
 	runs := kit.Count(6, 100)

@@ -24,6 +24,7 @@ func newGuard(t testing.TB, c *clientv3.Client) *etcdstore.Guard {
 }
 
 func TestGuard(t *testing.T) {
+	t.Parallel()
 	server := servertest.Etcd(t, module)
 	fencetest.Run(t, fencetest.Harness{
 		New:    func(t testing.TB) fence.Guard { return newGuard(t, connect(t, server.Addr())) },

@@ -25,7 +25,7 @@ const minTTL = 2 * time.Second
 
 func TestMain(m *testing.M) {
 	// The tests mostly wait for leases to end: many can wait at once.
-	_ = flag.Set("test.parallel", "8")
+	_ = flag.Set("test.parallel", "16")
 	kit.Main(m, children)
 }
 
