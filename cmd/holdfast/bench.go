@@ -109,7 +109,7 @@ func (f *benchFlags) check(given func(flag string) bool) error {
 
 // run measures, gives all keys back, and then prints.
 func (f *benchFlags) run(ctx context.Context) error {
-	specs, err := f.store.specs()
+	targets, err := f.store.targets()
 	if err != nil {
 		return failure(err)
 	}
@@ -123,7 +123,7 @@ func (f *benchFlags) run(ctx context.Context) error {
 		stop(&exit{code: exitSignal + int(s.(syscall.Signal))})
 	}()
 
-	b := &bench{f: f, specs: specs, prefix: "holdfast-bench:" + rand.Text()[:10] + ":"}
+	b := &bench{f: f, targets: targets, prefix: "holdfast-bench:" + rand.Text()[:10] + ":"}
 	err = b.measure(ctx)
 	b.close()
 	signalled, _ := errors.AsType[*exit](context.Cause(ctx))
@@ -146,13 +146,13 @@ func (f *benchFlags) run(ctx context.Context) error {
 
 // bench is one measurement.
 type bench struct {
-	f      *benchFlags
-	specs  []storeSpec
-	prefix string
-	stores []*opened // of the clients; the first is that of the other phases
-	locks  []*holdfast.Locker
-	pings  *pinger // nil where the store is no Redis
-	began  time.Time
+	f       *benchFlags
+	targets []target
+	prefix  string
+	stores  []*opened // of the clients; the first is that of the other phases
+	locks   []*holdfast.Locker
+	pings   *pinger // nil where the store is no Redis
+	began   time.Time
 
 	acquire, release, cycle, extend, parallel, handOver meter
 	cyclePing, extendPing                               meter
@@ -172,9 +172,9 @@ func (b *bench) measure(ctx context.Context) error {
 			return err
 		}
 	}
-	if b.specs[0].scheme != "sqlite" {
+	if servers := redisServers(b.targets); len(servers) > 0 {
 		var err error
-		if b.pings, err = newPinger(b.specs); err != nil {
+		if b.pings, err = newPinger(servers); err != nil {
 			return failure(err)
 		}
 	}

@@ -85,8 +85,8 @@ func (f benchFigures) over(ping benchFigures, pings float64) benchFigures {
 func (b *bench) report() *benchReport {
 	r := &benchReport{Version: version(), Kind: b.stores[0].Info().Name, Began: b.began.UTC().Truncate(time.Second),
 		Duration: b.f.duration.Seconds(), MaxOps: b.f.maxOps, Parallel: b.f.parallel, Clients: b.f.clients}
-	for _, s := range b.specs {
-		r.Stores = append(r.Stores, s.shown())
+	for _, t := range b.targets {
+		r.Stores = append(r.Stores, t.shown())
 	}
 	ping := b.cyclePing.figures("ping")
 	parallel := b.parallel.figures("in parallel")

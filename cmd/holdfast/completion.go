@@ -98,12 +98,14 @@ func completeRun(stores *storeFlags) cobra.CompletionFunc {
 // heldKeys returns keys that are held, as far as the store tells them. It makes no store
 // where there is none.
 func heldKeys(ctx context.Context, stores storeFlags, prefix string) (keys []string) {
-	specs, err := stores.specs()
+	list, err := stores.targets()
 	if err != nil {
 		return nil
 	}
-	if _, err := os.Stat(specs[0].path); specs[0].scheme == "sqlite" && err != nil {
-		return nil
+	if s, ok := list[0].(*storeSpec); ok && s.scheme == "sqlite" {
+		if _, err := os.Stat(s.path); err != nil {
+			return nil
+		}
 	}
 	i, done, err := stores.inspector()
 	if err != nil {

@@ -30,7 +30,7 @@ const configVariable = "HOLDFAST_CONFIG"
 // machine's. A flag beats it, and HOLDFAST_STORE beats its store. What it says about the
 // terms of Redis servers is for its own store.
 type config struct {
-	stores []storeSpec
+	stores []target
 	ttl    time.Duration
 	label  string
 	marks  *marksSpec
@@ -59,7 +59,7 @@ func loadConfig() (config, error) {
 
 // secret reports whether a URL holds a password itself.
 func (c config) secret() bool {
-	return slices.ContainsFunc(c.stores, func(s storeSpec) bool { return s.secret() }) || c.marks != nil && c.marks.secret()
+	return slices.ContainsFunc(c.stores, target.secret) || c.marks != nil && c.marks.secret()
 }
 
 // configure takes what the configuration file says for flags that are not given.
@@ -282,16 +282,14 @@ func (p *configParser) takeMarks(v any) (rule string) {
 	return ""
 }
 
-// fromFile gives a store the terms that stand beside it. It refuses names of files that depend
-// on where holdfast is started.
 func (s *storeSpec) fromFile(maxTTL time.Duration, trust bool) error {
 	for _, f := range append(s.files(), &s.path) {
 		if *f != "" && !filepath.IsAbs(*f) {
-			return s.refuse("in a configuration file a path must be absolute, " + *f + " is not")
+			return s.refuse(relativePath(*f))
 		}
 	}
 	switch {
-	case s.scheme == "sqlite" && (maxTTL != 0 || trust):
+	case !isRedis(s.scheme) && (maxTTL != 0 || trust):
 		return s.refuse("takes no max-ttl and no trust-restarts; they belong to redis://")
 	case maxTTL != 0 && s.maxTTL != 0 && s.maxTTL != maxTTL:
 		return s.refuse("has another max-ttl than the file; give one")
@@ -304,4 +302,8 @@ func (s *storeSpec) fromFile(maxTTL time.Duration, trust bool) error {
 		s.trustRestarts = &trust
 	}
 	return nil
+}
+
+func relativePath(path string) (rule string) {
+	return "in a configuration file a path must be absolute, " + path + " is not"
 }

@@ -27,7 +27,7 @@ label = "rack 7"
 		t.Errorf("%+v", c)
 	}
 	for i, want := range []string{"redis://a:6379", "rediss://b:6379/2"} {
-		s := c.stores[i]
+		s := c.stores[i].(*storeSpec)
 		if s.shown() != want || s.maxTTL != time.Minute || s.trustRestarts == nil || !*s.trustRestarts {
 			t.Errorf("store %d: %+v", i, s)
 		}
@@ -37,7 +37,11 @@ label = "rack 7"
 		`store = "redis://a"`:          "redis://a:6379",
 		`store = "sqlite:/a b%3F.db"`:  "sqlite:/a b%3F.db",
 		`store = ["sqlite:/locks.db"]`: "sqlite:/locks.db",
-		"\ufeffstore = 'redis://a'":    "redis://a:6379",
+		`store = "etcds://u@a,b/x?password-file=/p"`:           "etcds://a:2379,b:2379/x/",
+		`store = "zk://a,b/x?session-timeout=9s"`:              "zk://a:2181,b:2181/x",
+		`store = "postgres://a/d?sslrootcert=/ca"`:             "postgres://a:5432/d",
+		`store = "mysql://a/d?tls-ca=/ca"`:                     "mysql://a:3306/d",
+		"\ufeffstore = 'redis://a'":                            "redis://a:6379",
 		`store = "redis+cluster://a,b"` + "\nmax-ttl=\"1s\"\n": "redis+cluster://a:6379,b:6379",
 	} {
 		c, err := parseConfig("f", []byte(text))
@@ -70,6 +74,11 @@ func TestParseConfigRefuses(t *testing.T) {
 		{"store = 'sqlite:locks.db'", "line 1:", "must be absolute"},
 		{"store = 'rediss://h?tls-ca=ca.pem'", "line 1:", "must be absolute, ca.pem is not"},
 		{"store = 'redis://h?password-file=pw'", "line 1:", "must be absolute"},
+		{"store = 'etcds://h?tls-ca=ca.pem'", "line 1:", "must be absolute, ca.pem is not"},
+		{"store = 'zk://u@h?password-file=pw'", "line 1:", "must be absolute, pw is not"},
+		{"store = 'postgres://h/d?sslrootcert=ca.pem'", "line 1:", "must be absolute, ca.pem is not"},
+		{"marks = 'postgres://h/d?sslrootcert=ca.pem'", "line 1:", "must be absolute, ca.pem is not"},
+		{"store = ['etcd://a', 'etcd://b']", "line 1:", "cannot be joined"},
 		{"store = ['redis://a', 'sqlite:/b']", "line 1:", "cannot be joined"},
 		{"store = 'sqlite:/b'\nmax-ttl = '1s'", "line 1:", "belong to redis://"},
 		{"trust-restarts = true", "", "store is missing"},
@@ -122,7 +131,7 @@ func FuzzConfig(f *testing.F) {
 			return
 		}
 		for _, s := range c.stores {
-			roundTrip(t, s.url(s.maxTTL, s.trustRestarts != nil && *s.trustRestarts))
+			roundTrip(t, s.url())
 		}
 	})
 }

@@ -41,7 +41,7 @@ func parseEtcd(raw string) (etcdSpec, error) {
 	scheme, rest, _ := strings.Cut(raw, ":")
 	s := etcdSpec{storeSpec: storeSpec{scheme: scheme}}
 	if rule := s.parse(rest); rule != "" {
-		return etcdSpec{}, &store.InvalidError{Field: "store", Value: hideSecrets(raw), Rule: rule}
+		return etcdSpec{}, refuseStore(raw)(rule)
 	}
 	return s, nil
 }
@@ -166,7 +166,6 @@ func (s *etcdSpec) checkEtcd() (rule string) {
 	return ""
 }
 
-// shown is the store as people may see it: without user, password and parameters.
 func (s etcdSpec) shown() string { return s.scheme + "://" + hostList(s.addrs) + s.path() }
 
 func (s etcdSpec) path() string {
@@ -174,7 +173,6 @@ func (s etcdSpec) path() string {
 	return u.EscapedPath()
 }
 
-// url writes the store for a nested holdfast. It holds the password, unless that is in a file.
 func (s etcdSpec) url() string {
 	text := s.scheme + "://" + userinfo(s.user, s.password) + hostList(s.addrs) + s.path()
 	q := url.Values{}
@@ -215,9 +213,9 @@ func (s etcdSpec) loginError(err error) error {
 	return fmt.Errorf("%w: %s: no login: %w", store.ErrUnavailable, s.shown(), err)
 }
 
-// openEtcd makes a store of the cluster. Without a user nothing is sent yet: a cluster that is away
+// open makes a store of the cluster. Without a user nothing is sent yet: a cluster that is away
 // says so when it is asked, and may come later. With one, the client logs in first.
-func openEtcd(s etcdSpec) (*opened, error) {
+func (s etcdSpec) open() (*opened, error) {
 	if err := s.absoluteFiles(); err != nil {
 		return nil, err
 	}

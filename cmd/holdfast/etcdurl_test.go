@@ -111,7 +111,7 @@ func TestOpenEtcd(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s, err := openEtcd(spec)
+		s, err := spec.open()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -85,7 +85,7 @@ func (s *marksSpec) parseRedis(scheme, rest string, refuse func(rule string) err
 	if others != "" {
 		head += "?" + others
 	}
-	s.storeSpec, err = parseRedis(scheme, head, func(rule string) (storeSpec, error) { return storeSpec{}, refuse(rule) })
+	s.storeSpec, err = parseRedis(scheme, head, refuse)
 	switch {
 	case err != nil:
 		return err

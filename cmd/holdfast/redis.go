@@ -37,7 +37,7 @@ func openRedis(specs []storeSpec, f storeFlags) (*opened, error) {
 			return nil, err
 		}
 		nodes = append(nodes, conn)
-		urls = append(urls, s.url(terms.MaxTTL, terms.TrustRestarts))
+		urls = append(urls, s.redisURL(terms.MaxTTL, terms.TrustRestarts))
 	}
 	st, err := redlock.New(terms, nodes...)
 	if err != nil {

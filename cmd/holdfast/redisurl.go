@@ -65,12 +65,28 @@ func (s *redisSpec) absolute() error {
 	return nil
 }
 
+// parseRedisStore reads the URL of a server, or of a deployment that is one node.
+func parseRedisStore(raw string) (storeSpec, error) {
+	scheme, rest, _ := strings.Cut(raw, ":")
+	return parseRedis(scheme, rest, refuseStore(raw))
+}
+
+// redisServers are the targets as servers of Redis, of which a store has none or nothing else.
+func redisServers(list []target) (servers []storeSpec) {
+	for _, t := range list {
+		if s, ok := t.(*storeSpec); ok && isRedis(s.scheme) {
+			servers = append(servers, *s)
+		}
+	}
+	return servers
+}
+
 // parseRedis reads what follows the scheme and its colon.
-func parseRedis(scheme, rest string, refuse refuseFunc) (storeSpec, error) {
+func parseRedis(scheme, rest string, refuse func(rule string) error) (storeSpec, error) {
 	s := storeSpec{scheme: scheme}
 	rest, ok := strings.CutPrefix(rest, "//")
 	if !ok {
-		return refuse("names no host: write " + scheme + "://HOST")
+		return storeSpec{}, refuse("names no host: write " + scheme + "://HOST")
 	}
 	authority := rest
 	if i := strings.IndexAny(rest, "/?#"); i >= 0 {
@@ -83,13 +99,13 @@ func parseRedis(scheme, rest string, refuse refuseFunc) (storeSpec, error) {
 	}
 	switch { // before anything of it is shown
 	case strings.Contains(rest, "@"):
-		return refuse("write special characters of the password as %XX: / ? # @ are %2F %3F %23 %40")
+		return storeSpec{}, refuse("write special characters of the password as %XX: / ? # @ are %2F %3F %23 %40")
 	case strings.Contains(rest, "#"):
-		return refuse("has no fragment: write # in a password as %23")
+		return storeSpec{}, refuse("has no fragment: write # in a password as %23")
 	}
 	u, err := url.Parse("redis://" + userinfo + "host" + rest)
 	if err != nil { // its text repeats the URL with the password
-		return refuse("is not a valid URL: write special characters of the password as %XX")
+		return storeSpec{}, refuse("is not a valid URL: write special characters of the password as %XX")
 	}
 	for _, step := range []func() string{
 		func() string { return s.setHosts(hosts) },
@@ -99,7 +115,7 @@ func parseRedis(scheme, rest string, refuse refuseFunc) (storeSpec, error) {
 		s.check,
 	} {
 		if rule := step(); rule != "" {
-			return refuse(rule)
+			return storeSpec{}, refuse(rule)
 		}
 	}
 	return s, nil

@@ -20,7 +20,8 @@ import (
 	"github.com/holdfast-go/holdfast/store"
 )
 
-const runHelp = `Run CMD while this process, and no other one, holds KEY.
+func runHelp() string {
+	return `Run CMD while this process, and no other one, holds KEY.
 
 The lease is extended for as long as CMD runs. When it is lost, CMD and all that it
 started in its process group get TERM, and KILL after --grace, which is before
@@ -35,7 +36,7 @@ by then. --min-hold keeps KEY for a while after a short CMD, whatever its exit c
 that several hosts that start the same job at about the same time run it once. Both
 count from the grant.
 
-` + storeHelp + `
+` + storeHelp() + `
 
 Environment of CMD:
   HOLDFAST_KEY       KEY
@@ -94,6 +95,7 @@ Limits:
 
 A KEY that begins with a dash stands behind a -- of its own:
   holdfast run [flags] -- KEY -- CMD`
+}
 
 // runFlags are the flags of run.
 type runFlags struct {
@@ -111,7 +113,7 @@ func runCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:               "run [flags] KEY -- CMD [ARGS]",
 		Short:             "Run a command while holding a key",
-		Long:              runHelp,
+		Long:              runHelp(),
 		Example:           "  holdfast run nightly -- ./backup.sh\n  holdfast run --nonblock --store redis://10.0.0.1 report -- make report",
 		ValidArgsFunction: completeRun(&f.store),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -10,13 +10,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/holdfast-go/holdfast/sqlstore"
-	"github.com/holdfast-go/holdfast/store"
 )
 
 // sqlStoreSpec is what the URL of a database server that keeps locks says:
@@ -49,7 +49,7 @@ func parseSQLStore(raw string) (sqlStoreSpec, error) {
 		}
 	}
 	if rule != "" {
-		return sqlStoreSpec{}, &store.InvalidError{Field: "store", Value: hideSecrets(raw), Rule: rule}
+		return sqlStoreSpec{}, refuseStore(raw)(rule)
 	}
 	return s, nil
 }
@@ -74,17 +74,20 @@ func (s *sqlStoreSpec) takeNotify(scheme, rest string) (_, rule string) {
 }
 
 // sqlFiles are the parameters of pgx that name files.
-var sqlFiles = []string{"passfile", "servicefile", "sslrootcert", "sslcert", "sslkey"}
+func (s marksSpec) sqlFiles() (names []string) {
+	for _, name := range []string{"passfile", "servicefile", "sslrootcert", "sslcert", "sslkey"} {
+		if path := s.query.Get(name); path != "" && (path != "system" || name != "sslrootcert") {
+			names = append(names, name)
+		}
+	}
+	return names
+}
 
 // absoluteFiles makes the names of files good for other folders.
 func (s *sqlStoreSpec) absoluteFiles() error {
 	s.query = maps.Clone(s.query)
-	for _, name := range sqlFiles {
-		path := s.query.Get(name)
-		if path == "" || path == "system" && name == "sslrootcert" {
-			continue
-		}
-		abs, err := filepath.Abs(path)
+	for _, name := range s.sqlFiles() {
+		abs, err := filepath.Abs(s.query.Get(name))
 		if err != nil {
 			return &exit{exitFailed, err}
 		}
@@ -93,7 +96,15 @@ func (s *sqlStoreSpec) absoluteFiles() error {
 	return s.absolute()
 }
 
-// url writes the store for a nested holdfast. It holds the password, unless that is in a file.
+func (s *marksSpec) fromFile(maxTTL time.Duration, trust bool) error {
+	for _, name := range s.sqlFiles() {
+		if path := s.query.Get(name); !filepath.IsAbs(path) {
+			return s.refuse(relativePath(path))
+		}
+	}
+	return s.storeSpec.fromFile(maxTTL, trust)
+}
+
 func (s sqlStoreSpec) url() string {
 	values := maps.Clone(s.query)
 	if values == nil {
@@ -115,8 +126,8 @@ func (s sqlStoreSpec) url() string {
 	return text
 }
 
-// openSQLStore opens a database; nothing is sent yet.
-func openSQLStore(s sqlStoreSpec) (*opened, error) {
+// open opens a database; nothing is sent yet.
+func (s sqlStoreSpec) open() (*opened, error) {
 	if err := s.absoluteFiles(); err != nil {
 		return nil, err
 	}

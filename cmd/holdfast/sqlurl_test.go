@@ -97,7 +97,7 @@ func FuzzSQLStoreURL(f *testing.F) {
 			}
 			if err == nil {
 				var o *opened
-				if o, err = openSQLStore(s); err == nil {
+				if o, err = s.open(); err == nil {
 					if strings.Contains(o.Info().Fingerprint, mark) {
 						t.Errorf("%q: the fingerprint is %q", written, o.Info().Fingerprint)
 					}
@@ -120,7 +120,7 @@ func sqlStoreOn(t *testing.T, raw string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		o, err := openSQLStore(s)
+		o, err := s.open()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,20 +22,31 @@ import (
 const storeVariable = "HOLDFAST_STORE"
 
 // storeHelp is for the help of every verb that has storeFlags.
-const storeHelp = `Stores:
-  sqlite:PATH              a file: all processes of this machine
-  redis://[USER:PASSWORD@]HOST[:PORT][/DB]                  one Redis server
-  redis+sentinel://[USER:PASSWORD@]HOST[:PORT],.../MASTER[/DB]  what Sentinels watch
-  redis+cluster://[USER:PASSWORD@]HOST[:PORT],...           a Redis Cluster
-  rediss://, rediss+sentinel://, rediss+cluster://          the same with TLS
-  several of redis, one --store each       Redlock: a lock needs more than half of them
-Parameters of redis URLs, after ? and with & between them:
+func storeHelp() string {
+	var b strings.Builder
+	b.WriteString("Stores:\n")
+	for _, k := range storeKinds {
+		b.WriteString(k.help)
+	}
+	return b.String() + storeTerms
+}
+
+const storeTerms = `Parameters of URLs, after ? and with & between them:
   password-file=PATH       the password is the line in this file
   tls-ca=PATH              the authority that signs the server's certificate (else the system's)
   tls-cert=PATH, tls-key=PATH   certificate that the server asks of its clients
   tls-server-name=NAME     name in the server's certificate (else the host)
-  sentinel-user=USER, sentinel-password=PASSWORD, sentinel-password-file=PATH   of the Sentinels
-  max-ttl=30s, trust-restarts=1         the flags of these names
+Parameters of one kind of store:
+  redis     max-ttl=30s, trust-restarts=1         the flags of these names
+            sentinel-user=USER, sentinel-password=PASSWORD,
+            sentinel-password-file=PATH           of the Sentinels
+  etcd      epoch=N       a larger one after each restore of the cluster from a snapshot
+            cluster=NAME  the cluster's name, where its clients reach it by different hosts
+  zk        session-timeout=30s   twice the longest ttl; about as long a holder that dies
+            keeps the others waiting. ZooKeeper has no TLS here
+  postgres  notify=1      releases wake waiters; and the parameters of psql, such as
+            sslmode, sslrootcert, sslcert and sslkey in place of those of TLS
+  mysql     tls=true, false, skip-verify or preferred
 Special characters are written as %XX: / ? # % @ in a password are %2F %3F %23 %25 %40, and
 in a path ? # % are %3F %23 %25.
 Everybody on the machine can read a command line: a password belongs into HOLDFAST_STORE, the
@@ -82,21 +94,21 @@ type opened struct {
 // open opens the store that the flags, else the environment, else the configuration file,
 // else the default name. It refuses what is wrong without I/O on the store.
 func (f storeFlags) open() (*opened, error) {
-	specs, err := f.specs()
+	list, err := f.targets()
 	if err != nil {
 		return nil, err
 	}
-	if specs[0].scheme == "sqlite" {
-		if f.maxTTL != 0 || f.trustRestarts {
-			return nil, specs[0].refuse("takes no --max-ttl and no --trust-restarts; they belong to redis://")
-		}
-		return openSQLite(specs[0].path)
+	if servers := redisServers(list); len(servers) > 0 {
+		return openRedis(servers, f)
 	}
-	return openRedis(specs, f)
+	if f.maxTTL != 0 || f.trustRestarts {
+		return nil, list[0].refuse("takes no --max-ttl and no --trust-restarts; they belong to redis://")
+	}
+	return list[0].open()
 }
 
-// specs are the stores to open: one SQLite file, or Redis servers.
-func (f storeFlags) specs() ([]storeSpec, error) {
+// targets are the URLs of the store to open: one, or several of Redis servers.
+func (f storeFlags) targets() ([]target, error) {
 	if len(f.urls) > 0 {
 		return parseStores(f.urls)
 	}
@@ -122,7 +134,7 @@ func (f storeFlags) specs() ([]storeSpec, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, &exit{exitFailed, fmt.Errorf("the folder of the default store cannot be made: %w; set %s or give --store", err, storeVariable)}
 	}
-	return []storeSpec{{scheme: "sqlite", path: path}}, nil
+	return []target{&storeSpec{scheme: "sqlite", path: path}}, nil
 }
 
 const blanks = " \t\r\n"
@@ -138,39 +150,113 @@ func splitStores(s string) []string {
 }
 
 // parseStores reads URLs that together are one store.
-func parseStores(urls []string) ([]storeSpec, error) {
-	var specs []storeSpec
+func parseStores(urls []string) ([]target, error) {
+	var list []target
 	for _, u := range urls {
-		s, err := parseStore(u)
+		t, err := parseStore(u)
 		if err != nil {
 			return nil, err
 		}
-		specs = append(specs, s)
+		list = append(list, t)
 	}
-	return specs, checkJoined(specs)
+	return list, checkJoined(list)
 }
 
 // checkJoined refuses stores that cannot be one.
-func checkJoined(specs []storeSpec) error {
-	for _, s := range specs {
-		if len(specs) > 1 && s.scheme == "sqlite" {
-			return s.refuse("cannot be joined with another store; several stores are several Redis servers")
+func checkJoined(list []target) error {
+	for _, t := range list {
+		if len(list) > 1 && !isRedis(t.kind()) {
+			return t.refuse("cannot be joined with another store; several stores are several Redis servers, and the members of a cluster stand in one URL with commas between them")
 		}
 	}
 	return nil
 }
 
+// target is the URL of a store, taken apart.
+type target interface {
+	kind() string // one of the schemes of storeKinds
+	// shown is the store as people may see it, without user, password and parameters.
+	shown() string
+	// url writes the store for a nested holdfast, with the password, unless that is in a file.
+	url() string
+	// secret reports whether the URL holds a password itself.
+	secret() bool
+	refuse(rule string) error
+	// fromFile gives it the terms that stand beside it in a configuration file. It refuses names of
+	// files that depend on where holdfast is started.
+	fromFile(maxTTL time.Duration, trust bool) error
+	// open opens the store. Servers of Redis are opened together, by openRedis.
+	open() (*opened, error)
+}
+
+// storeKind is a row of the table of stores.
+type storeKind struct {
+	schemes []string
+	form    string // for the refusal of what is no store
+	help    string // lines
+	parse   func(raw string) (target, error)
+}
+
+// storeKinds are all stores that the command knows, by the schemes of their URLs.
+var storeKinds = []storeKind{
+	{[]string{"sqlite"}, "sqlite:PATH", `  sqlite:PATH              a file: all processes of this machine
+`, reading(parseSQLite)},
+	{[]string{"redis", "rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"},
+		"redis://HOST, redis+sentinel://HOST,HOST/MASTER, redis+cluster://HOST,HOST (with rediss for TLS)",
+		`  redis://[USER:PASSWORD@]HOST[:PORT][/DB]                  one Redis server
+  redis+sentinel://[USER:PASSWORD@]HOST[:PORT],.../MASTER[/DB]  what Sentinels watch
+  redis+cluster://[USER:PASSWORD@]HOST[:PORT],...           a Redis Cluster
+  rediss://, rediss+sentinel://, rediss+cluster://          the same with TLS
+  several of redis, one --store each       Redlock: a lock needs more than half of them
+`, reading(parseRedisStore)},
+	{[]string{"etcd", "etcds"}, "etcd://HOST (etcds for TLS)",
+		`  etcd://[USER:PASSWORD@]HOST[:PORT],...[/PREFIX/]          an etcd cluster; etcds:// with TLS
+`, reading(parseEtcd)},
+	{[]string{"zk"}, "zk://HOST",
+		`  zk://[USER:PASSWORD@]HOST[:PORT],...[/CHROOT]             a ZooKeeper ensemble; no tickets
+`, reading(parseZK)},
+	{[]string{"postgres", "postgresql"}, "postgres://HOST/DATABASE",
+		`  postgres://[USER:PASSWORD@]HOST[:PORT],...[/DATABASE]     a table in PostgreSQL
+`, reading(parseSQLStore)},
+	{[]string{"mysql"}, "mysql://HOST/DATABASE",
+		`  mysql://[USER:PASSWORD@]HOST[:PORT]/DATABASE              a table in MySQL or MariaDB
+`, reading(parseSQLStore)},
+}
+
+// reading makes a target of what parse reads.
+func reading[S any, T interface {
+	*S
+	target
+}](parse func(raw string) (S, error)) func(raw string) (target, error) {
+	return func(raw string) (target, error) {
+		s, err := parse(raw)
+		if err != nil {
+			return nil, err
+		}
+		return T(&s), nil
+	}
+}
+
+// schemes is a list of all stores, for refusals.
+func schemes() string {
+	var forms []string
+	for _, k := range storeKinds {
+		forms = append(forms, k.form)
+	}
+	last := len(forms) - 1
+	return strings.Join(forms[:last], ", ") + " and " + forms[last]
+}
+
 // storeSpec is a store's URL, taken apart.
 type storeSpec struct {
-	scheme string // one of schemes
+	scheme string // one of those of storeKinds
 	path   string // of the SQLite file
 	field  string // what it is the URL of, for errors; empty for a store
 	redisSpec
 }
 
-const schemes = "sqlite:PATH, redis://HOST, redis+sentinel://HOST,HOST/MASTER, redis+cluster://HOST,HOST, and the last three with rediss for TLS"
+func (s storeSpec) kind() string { return s.scheme }
 
-// shown is the store as people may see it: without user, password and parameters.
 func (s storeSpec) shown() string {
 	if s.path != "" {
 		return s.scheme + ":" + escapePath(s.path)
@@ -211,31 +297,38 @@ func hideSecrets(raw string) string {
 
 // parseStore reads the URL of a store. What it refuses is an [*store.InvalidError] that
 // shows no password.
-func parseStore(raw string) (storeSpec, error) {
-	refuse := func(rule string) (storeSpec, error) {
-		return storeSpec{}, &store.InvalidError{Field: "store", Value: hideSecrets(raw), Rule: rule}
+func parseStore(raw string) (target, error) {
+	scheme, _, ok := strings.Cut(raw, ":")
+	for _, k := range storeKinds {
+		if ok && slices.Contains(k.schemes, scheme) {
+			return k.parse(raw)
+		}
 	}
-	scheme, rest, ok := strings.Cut(raw, ":")
+	rule := "unknown scheme; stores are " + schemes()
 	switch {
 	case !ok:
-		return refuse("must be a URL: " + schemes)
-	case scheme == "sqlite":
-		return parseSQLite(rest, refuse)
-	case isRedis(scheme):
-		return parseRedis(scheme, rest, refuse)
+		rule = "must be a URL: " + schemes()
+	case scheme == "mem":
+		rule = "a store in memory keeps out nobody, since each holdfast is a process of its own: use sqlite:PATH for one machine"
 	}
-	return refuse("unknown scheme; stores are " + schemes)
+	return nil, refuseStore(raw)(rule)
 }
 
-type refuseFunc = func(rule string) (storeSpec, error)
-
-// parseSQLite reads what follows "sqlite:".
-func parseSQLite(rest string, refuse refuseFunc) (storeSpec, error) {
-	path, rule := parsePath("sqlite", rest)
-	if rule != "" {
-		return refuse(rule)
+// refuseStore makes errors about the URL of a store.
+func refuseStore(raw string) func(rule string) error {
+	return func(rule string) error {
+		return &store.InvalidError{Field: "store", Value: hideSecrets(raw), Rule: rule}
 	}
-	return storeSpec{scheme: "sqlite", path: path}, nil
+}
+
+// parseSQLite reads "sqlite:PATH".
+func parseSQLite(raw string) (storeSpec, error) {
+	scheme, rest, _ := strings.Cut(raw, ":")
+	path, rule := parsePath(scheme, rest)
+	if rule != "" {
+		return storeSpec{}, refuseStore(raw)(rule)
+	}
+	return storeSpec{scheme: scheme, path: path}, nil
 }
 
 // parsePath reads the path of a file behind a scheme and its colon, and returns the rule that it
@@ -275,13 +368,18 @@ func escapePath(path string) string {
 
 var pathEscaper = strings.NewReplacer("%", "%25", "?", "%3F", "#", "%23")
 
-// url writes the store for a nested holdfast. It holds the password, unless that is in a
-// file.
-func (s storeSpec) url(maxTTL time.Duration, trust bool) string {
+func (s storeSpec) url() string {
 	if s.scheme == "sqlite" {
 		return "sqlite:" + escapePath(s.path)
 	}
-	return s.redisURL(maxTTL, trust)
+	return s.redisURL(s.maxTTL, s.trustRestarts != nil && *s.trustRestarts)
+}
+
+func (s storeSpec) open() (*opened, error) {
+	if isRedis(s.scheme) {
+		return openRedis([]storeSpec{s}, storeFlags{})
+	}
+	return openSQLite(s.path)
 }
 
 // openSQLite opens the file at path, and makes it where it is missing.
@@ -310,5 +408,5 @@ func openSQLite(path string) (*opened, error) {
 		db.Close()
 		return nil, err
 	}
-	return &opened{st, storeSpec{scheme: "sqlite", path: path}.url(0, false), func() { db.Close() }}, nil
+	return &opened{st, storeSpec{scheme: "sqlite", path: path}.url(), func() { db.Close() }}, nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -44,11 +45,12 @@ func TestParseStore(t *testing.T) {
 		{"redis+cluster://a:1,b:2,c", redisAt("redis+cluster", redisSpec{addrs: "a:1,b:2,c:6379"})},
 		{"rediss+cluster://u:p@a/0", redisAt("rediss+cluster", redisSpec{addrs: "a:6379", user: "u", password: "p"})},
 	} {
-		got, err := parseStore(c.raw)
+		read, err := parseStore(c.raw)
 		if err != nil {
 			t.Errorf("%s: %v", c.raw, err)
 			continue
 		}
+		got := *read.(*storeSpec)
 		if (got.trustRestarts == nil) != (c.want.trustRestarts == nil) || got.trustRestarts != nil && *got.trustRestarts != *c.want.trustRestarts {
 			t.Errorf("%s: trustRestarts %v, want %v", c.raw, got.trustRestarts, c.want.trustRestarts)
 		}
@@ -67,6 +69,12 @@ func TestParseStoreRefuses(t *testing.T) {
 		{"memcached://h", `"memcached://h"`, "unknown scheme"},
 		{"REDIS://h", `"REDIS://h"`, "unknown scheme"},
 		{"user:hunter2@h:1", `"***@h:1"`, "unknown scheme"},
+		{"mem:", `"mem:"`, "a process of its own"},
+		{"mariadb://u:hunter2@h/d", `"mariadb://***@h/d"`, "mysql://HOST/DATABASE"},
+		{"mysql://u:hunter2@tcp(h:3306)/d", `"mysql://***@tcp(h:3306)/d"`, "check the port"},
+		{"etcd://u:hunter2@a:x", `"etcd://***@a:x"`, "check the port"},
+		{"zk://u:hunter2@h?max-ttl=30s", `"zk://***@h"`, "no parameter"},
+		{"postgres://u:hunter2@h/d?max-ttl=30s&notify=2", `"postgres://***@h/d"`, "notify must be"},
 		{"redis:h", `"redis:h"`, "names no host"},
 		{"redis://", `"redis://"`, "names no host"},
 		{"redis://:6379", `"redis://:6379"`, "names no host"},
@@ -140,6 +148,8 @@ func FuzzStoreURL(f *testing.F) {
 		"redis://u:p%40w@h:1/3?max-ttl=1m&trust-restarts=1", "rediss://[fe80::1%25eth0]:7", "sqlite:/a b", "sqlite:///x", "redis://h:06379//",
 		"redis://user:hunter2@h:x", "sqlite:a@b", "redis://%41:1@h", "redis://[::%25\xe8]", "redis://[::1]", "redis://[v1.x]:1", "sqlite:%2F%2Fx",
 		"redis+sentinel://u:p@s1,s2:7,[::1]/my%2Fmain/3?sentinel-user=su&sentinel-password=s%26p", "rediss+cluster://a:1,b?tls-ca=/x+y&tls-server-name=q",
+		"etcd://u:p%40w@a,b:7/x/?epoch=3&cluster=q", "etcds://h?tls-ca=/x+y", "zk://u:p%40w@a,b:7/x?session-timeout=9s",
+		"postgres://u:p%40w@a,b:7/d?notify=1&sslmode=require", "postgresql:///d", "mysql://u:p@h/d?tls=preferred", "mysql://h/d?tls-ca=/x",
 		"redis://u@h?password-file=%2Fx", "rediss://h?tls-cert=a&tls-key=b", "sqlite:/a%3Fb%23c%25",
 	} {
 		f.Add(s, "hunter2")
@@ -149,7 +159,9 @@ func FuzzStoreURL(f *testing.F) {
 		roundTrip(t, raw)
 		// A password that was not escaped, in every scheme.
 		for _, form := range []string{"redis://u:%s@h", "rediss://:%s@h:1/2?max-ttl=1s", "redis+sentinel://u:%s@h/m",
-			"redis+cluster://u:%s@h,i", "redis+sentinel://h/m?sentinel-password=%s", "redis:u:%s@h", "u:%s@h"} {
+			"redis+cluster://u:%s@h,i", "redis+sentinel://h/m?sentinel-password=%s", "redis:u:%s@h", "u:%s@h",
+			"etcd://u:%s@h,i/x?epoch=1", "etcds://u:%s@h", "zk://u:%s@h,i/x", "zk:u:%s@h", "postgres://u:%s@h,i/d?notify=1",
+			"mysql://u:%s@h/d", "mysql://u:%s@tcp(h:1)/d", "mariadb://u:%s@h/d", "mem:u:%s@h"} {
 			written := fmt.Sprintf(form, password+mark)
 			if s, err := parseStore(written); err != nil && strings.Contains(err.Error(), mark) {
 				t.Errorf("%q: the refusal shows the password: %v", written, err)
@@ -169,7 +181,7 @@ func roundTrip(t *testing.T, raw string) {
 		}
 		return
 	}
-	written := s.url(s.maxTTL, s.trustRestarts != nil && *s.trustRestarts)
+	written := s.url()
 	again, err := parseStore(written)
 	if err != nil {
 		t.Fatalf("%q is written as %q: %v", raw, written, err)
@@ -177,14 +189,13 @@ func roundTrip(t *testing.T, raw string) {
 	if list := splitStores(written); len(list) != 1 || list[0] != written {
 		t.Errorf("%q is written as %q, which HOLDFAST_STORE takes apart", raw, written)
 	}
-	if s.trustRestarts != nil && !*s.trustRestarts {
-		s.trustRestarts = nil // the default is not written
+	if r, ok := s.(*storeSpec); ok && r.trustRestarts != nil && !*r.trustRestarts {
+		r.trustRestarts = nil // the default is not written
 	}
-	if (s.trustRestarts == nil) != (again.trustRestarts == nil) {
-		t.Errorf("%q: trust-restarts is lost", raw)
+	if a, ok := again.(*sqlStoreSpec); ok && len(a.query) == 0 {
+		a.query, s.(*sqlStoreSpec).query = nil, nil // or one without parameters
 	}
-	s.trustRestarts, again.trustRestarts = nil, nil
-	if s != again {
+	if !reflect.DeepEqual(s, again) {
 		t.Errorf("%q is read as %+v, and written and read again as %+v", raw, s, again)
 	}
 }
@@ -223,6 +234,63 @@ func TestStateDir(t *testing.T) {
 		}
 		if got, err := stateDir(); err != nil || got != want {
 			t.Errorf("XDG_STATE_HOME=%q HOME=%q: %q, %v; want %q", c.xdg, c.home, got, err, want)
+		}
+	}
+}
+
+// Of the URLs of one store, all but those of Redis servers stand alone.
+func TestJoinedStores(t *testing.T) {
+	for _, k := range storeKinds {
+		for _, scheme := range k.schemes {
+			u := scheme + "://h/d"
+			switch {
+			case scheme == "sqlite":
+				u = "sqlite:x"
+			case isRedis(scheme) && !strings.Contains(scheme, "sentinel"):
+				u = scheme + "://h"
+			}
+			if list, err := parseStores([]string{u}); err != nil || len(list) != 1 {
+				t.Errorf("%s: %v", u, err)
+			}
+			_, err := parseStores([]string{"redis://h", u})
+			if refused := errors.Is(err, store.ErrInvalid) && strings.Contains(err.Error(), "cannot be joined"); refused == isRedis(scheme) {
+				t.Errorf("%s beside redis://: %v", u, err)
+			}
+		}
+	}
+}
+
+// What belongs to Redis is refused elsewhere, before anything is opened, and by the words of people.
+func TestTermsOfRedis(t *testing.T) {
+	for _, u := range []string{"sqlite:x", "etcd://h", "etcds://h", "zk://h", "postgres://h/d", "mysql://h/d"} {
+		for _, f := range []storeFlags{{urls: []string{u}, maxTTL: time.Minute}, {urls: []string{u}, trustRestarts: true}} {
+			if _, err := f.open(); !errors.Is(err, store.ErrInvalid) || !strings.Contains(err.Error(), "they belong to redis://") {
+				t.Errorf("%s: %v", u, err)
+			}
+		}
+		for _, terms := range []string{"max-ttl = '1m'", "trust-restarts = true"} {
+			text := fmt.Sprintf("store = %q\n%s\n", strings.Replace(u, ":x", ":/x", 1), terms)
+			if _, err := parseConfig("f", []byte(text)); err == nil || !strings.Contains(err.Error(), "they belong to redis://") {
+				t.Errorf("%s: %v", text, err)
+			}
+		}
+	}
+}
+
+// The help, and the refusal of what is no store, name every scheme.
+func TestSchemesAreTold(t *testing.T) {
+	_, err := parseStore("ftp://h")
+	for _, k := range storeKinds {
+		for i, scheme := range k.schemes {
+			if scheme == "postgresql" {
+				continue // another spelling
+			}
+			if !strings.Contains(runHelp(), scheme+":") {
+				t.Errorf("the help does not tell of %s", scheme)
+			}
+			if i == 0 && !strings.Contains(err.Error(), scheme+":") {
+				t.Errorf("%v: tells nothing of %s", err, scheme)
+			}
 		}
 	}
 }

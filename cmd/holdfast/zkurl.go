@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/holdfast-go/holdfast/store"
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
@@ -33,7 +32,7 @@ func parseZK(raw string) (zkSpec, error) {
 	scheme, rest, _ := strings.Cut(raw, ":")
 	s := zkSpec{storeSpec: storeSpec{scheme: scheme}}
 	if rule := s.parse(rest); rule != "" {
-		return zkSpec{}, &store.InvalidError{Field: "store", Value: hideSecrets(raw), Rule: rule}
+		return zkSpec{}, refuseStore(raw)(rule)
 	}
 	return s, nil
 }
@@ -138,7 +137,6 @@ func (s *zkSpec) checkZK() (rule string) {
 	return ""
 }
 
-// shown is the store as people may see it: without user, password and parameters.
 func (s zkSpec) shown() string { return s.scheme + "://" + hostList(s.addrs) + s.path() }
 
 func (s zkSpec) path() string {
@@ -146,7 +144,6 @@ func (s zkSpec) path() string {
 	return u.EscapedPath()
 }
 
-// url writes the store for a nested holdfast. It holds the password, unless that is in a file.
 func (s zkSpec) url() string {
 	text := s.scheme + "://" + userinfo(s.user, s.password) + hostList(s.addrs) + s.path()
 	q := url.Values{}
@@ -162,9 +159,9 @@ func (s zkSpec) url() string {
 	return text
 }
 
-// openZK makes a store of the ensemble, which connects in the background: one that is away says so
+// open makes a store of the ensemble, which connects in the background: one that is away says so
 // when it is asked, and may come later. Closing it ends its leases at once.
-func openZK(s zkSpec) (*opened, error) {
+func (s zkSpec) open() (*opened, error) {
 	if s.passwordFile != "" {
 		abs, err := filepath.Abs(s.passwordFile) // good for other folders
 		if err != nil {

@@ -86,7 +86,7 @@ func TestParseZKRefuses(t *testing.T) {
 			t.Errorf("%s answers %v", raw, err)
 			continue
 		}
-		o, err := openZK(s)
+		o, err := s.open()
 		var invalid *store.InvalidError
 		if !errors.As(err, &invalid) || invalid.Field != field {
 			t.Errorf("%s opens with %v, want an error about %s", raw, err, field)
@@ -103,7 +103,7 @@ func TestOpenZK(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o, err := openZK(s)
+	o, err := s.open()
 	if err != nil {
 		t.Fatal(err)
 	}
