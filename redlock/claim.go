@@ -173,7 +173,7 @@ func (c *claim) Try(ctx context.Context) (store.Grant, error) {
 func (c *claim) granted() (store.Grant, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.handed && !c.taken && c.s.clock.Until(c.until) < c.least { // nobody has heard of it: ask
+	if c.handed && !c.taken && c.s.clock.Until(c.until) < c.enough() { // nobody has heard of it: ask
 		c.held, c.handed = false, false
 		c.s.inbox.returned(c)
 	}

@@ -68,7 +68,7 @@ func (c *claim) gather(m message, now clock.Instant) {
 	}
 	c.w.stopGrace()
 	left := min(nthSmallest(len(lefts)-c.s.q+1, lefts), c.ttl-drift(c.ttl))
-	if left < max(c.least, m.reserve/2) || c.ended {
+	if left < max(c.enough(), m.reserve/2) || c.ended {
 		c.pokeLocked()
 		return
 	}
@@ -81,6 +81,10 @@ func (c *claim) gather(m message, now clock.Instant) {
 	c.s.inbox.served(c)
 	c.signalLocked()
 }
+
+// enough is what a grant by hand-over must leave: the validity that is of use, and the time in which
+// an extension comes back.
+func (c *claim) enough() time.Duration { return c.least + 2*c.s.roundTrip() }
 
 func (w *waiting) stopGrace() {
 	if w.grace != nil {

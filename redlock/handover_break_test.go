@@ -333,3 +333,65 @@ func TestGrantTakenTooLate(t *testing.T) {
 		}
 	}
 }
+
+// farNode is a node at a distance.
+type farNode struct {
+	*fakeNode
+	away time.Duration // one way
+}
+
+func (f farNode) Run(ctx context.Context, calls ...Call) []Reply {
+	time.Sleep(f.away)
+	defer time.Sleep(f.away)
+	return f.fakeNode.Run(ctx, calls...)
+}
+
+func (f farNode) Subscribe(ctx context.Context, channel string, deliver func(string), up func()) error {
+	return f.fakeNode.Subscribe(ctx, channel, func(text string) { time.Sleep(f.away); deliver(text) }, up)
+}
+
+// A waiter that is far away is granted a reservation only where its extension comes in time.
+func TestHandOverFarAway(t *testing.T) {
+	handovers := 0
+	for away := 5 * time.Millisecond; away < 100*time.Millisecond; away += time.Millisecond {
+		bubble(t, func(t *testing.T) {
+			fs, list := fakes(3)
+			subscribable(fs)
+			t.Cleanup(settle)
+			near := fakeStore(t, Options{}, list...)
+			for i, f := range fs {
+				list[i] = farNode{f, away}
+			}
+			far := fakeStore(t, Options{NodeTimeout: time.Second}, list...)
+			short := func(s *Store) *claim {
+				return s.Claim("k", store.ClaimOptions{TTL: 4 * time.Second, Wait: true, Least: 100 * time.Millisecond}).(*claim)
+			}
+			holder, c := short(near), short(far)
+			if _, err := holder.Try(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			got := make(chan handed, 1)
+			go func() {
+				g, err := acquire(t.Context(), c)
+				got <- handed{g, err}
+			}()
+			time.Sleep(3 * time.Second)
+			holder.Release(t.Context())
+			h := <-got
+			if h.err != nil {
+				t.Fatal(h.err)
+			}
+			if h.g.ExtendIn > 0 {
+				handovers++
+				time.Sleep(h.g.ExtendIn + 50*time.Millisecond) // on a slow machine
+				if _, err := c.Extend(t.Context()); err != nil {
+					t.Errorf("%v away, granted for %v: %v", away, h.g.TTL, err)
+				}
+			}
+			c.Release(t.Context())
+		})
+	}
+	if handovers == 0 {
+		t.Error("no claim was granted by a hand-over")
+	}
+}
