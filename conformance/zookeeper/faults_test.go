@@ -408,7 +408,7 @@ func TestStoppedHolderWakesToALostLease(t *testing.T) {
 // A server may grant a shorter session than asked. Leases are shorter then, too.
 func TestShorterSessionThanAsked(t *testing.T) {
 	t.Parallel()
-	server := servertest.ZooKeeper(t, servertest.ticks(), servertest.ZooKeeperConfig("maxSessionTimeout", "6000"))
+	server := servertest.ZooKeeper(t, ticks(), servertest.ZooKeeperConfig("maxSessionTimeout", "6000"))
 	s := open(t, at(30*time.Second, server))
 	if most := s.Info().MaxTTL; most != 15*time.Second {
 		t.Errorf("the largest ttl is %v, want half of the session's timeout as asked", most)
