@@ -12,6 +12,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/fence"
 	"github.com/holdfast-go/holdfast/fence/sqlfence"
+	"github.com/holdfast-go/holdfast/internal/sqlerr"
 	"github.com/holdfast-go/holdfast/store"
 )
 
@@ -151,5 +152,17 @@ func lockedError(ctx context.Context, err error) error {
 	case errors.Is(err, fence.ErrUnavailable):
 		return &fault{store.ErrUnavailable, text, err}
 	}
+	if advice := lockedAdvice(err); advice != "" {
+		return badDatabase(advice+": "+text, err)
+	}
 	return err
+}
+
+// lockedAdvice is what to do about an error that the server answered; empty where that is not
+// known.
+func lockedAdvice(err error) string {
+	if sqlerr.SQLState(err) == "42501" {
+		return "must let this role read and write the table " + lockedTable + "; any call of Locked by a role that may make it does so"
+	}
+	return postgres{}.advice(err)
 }
