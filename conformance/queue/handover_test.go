@@ -32,6 +32,8 @@ var meanwhiles = []meanwhile{
 	}},
 	{name: "no right to publish", happ: command("ACL", "SETUSER", "app", "-publish")},
 	{name: "mark far ahead", happ: func(t testing.TB, s *servertest.RedisServer) { raise(t, s, 4*time.Second) }},
+	{name: "out of memory", few: true, happ: command("CONFIG", "SET", "maxmemory", "1")},
+	{name: "too few replicas", few: true, happ: command("CONFIG", "SET", "min-replicas-to-write", "1")},
 	{name: "restarted", few: true, happ: func(t testing.TB, s *servertest.RedisServer) { s.Kill(); s.Restart() }},
 	{name: "demoted and promoted", few: true, happ: func(t testing.TB, s *servertest.RedisServer) {
 		rig.Must(t, s, "REPLICAOF", "127.0.0.1", "1")
