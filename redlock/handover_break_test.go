@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -393,5 +394,62 @@ func TestHandOverFarAway(t *testing.T) {
 	}
 	if handovers == 0 {
 		t.Error("no claim was granted by a hand-over")
+	}
+}
+
+// Nothing gathers over many hand-overs, of leases that are extended and of such that are not.
+func TestHandOversLeaveNothing(t *testing.T) {
+	count := 1000
+	if os.Getenv("HOLDFAST_SOAK") == "1" {
+		count = 100_000
+	}
+	for _, n := range []int{1, 3} {
+		bubble(t, func(t *testing.T) {
+			fs, stores := queued(t, 2, n)
+			c, granted := hold(t, stores[0]), 0
+			var goroutines int
+			for i := range count {
+				next := brief(stores[(i+1)%2], "k")
+				got := make(chan handed, 1)
+				go func() {
+					g, err := acquire(t.Context(), next)
+					got <- handed{g, err}
+				}()
+				time.Sleep(5 * time.Millisecond)
+				synctest.Wait()
+				if i%2 == 0 {
+					if _, err := c.Extend(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				}
+				c.Release(t.Context())
+				h := <-got
+				if h.err != nil {
+					t.Fatal(h.err)
+				}
+				if h.g.ExtendIn > 0 {
+					granted++
+				}
+				c = next
+				if i == count/10 {
+					goroutines = runtime.NumGoroutine()
+				}
+			}
+			for i, s := range stores {
+				s.inbox.mu.Lock()
+				if len(s.inbox.claims) > 2 || s.inbox.waiting > 0 {
+					t.Errorf("store %d: %d owners of %d claims", i, len(s.inbox.claims), s.inbox.waiting)
+				}
+				s.inbox.mu.Unlock()
+			}
+			if now := runtime.NumGoroutine(); now > goroutines+10 {
+				t.Errorf("%d goroutines, %d after a tenth", now, goroutines)
+			}
+			if granted < count*9/10 {
+				t.Errorf("%d of %d by hand-over", granted, count)
+			}
+			c.Release(t.Context())
+			nothingLeft(t, fs, stores)
+		})
 	}
 }
