@@ -109,7 +109,7 @@ func (f *acquireFlags) run(ctx context.Context, key string) error {
 	}
 	defer st.close()
 	if _, ok := st.Store.(store.Adopter); !ok {
-		return &exit{exitFailed, fmt.Errorf("%w: this store has no tickets; use holdfast run", holdfast.ErrUnsupported)}
+		return &exit{exitFailed, fmt.Errorf("%w: a store in %s has no tickets, since its leases end with the process; use holdfast run", holdfast.ErrUnsupported, st.Info().Name)}
 	}
 	if err := f.ticket.checkUnused(st.Store, key); err != nil {
 		return err

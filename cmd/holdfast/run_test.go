@@ -47,8 +47,14 @@ func (o *output) String() string {
 
 func launch(t *testing.T, dir string, args ...string) *process {
 	t.Helper()
+	return launchIn(t, nil, dir, args...)
+}
+
+// launchIn launches it in a changed environment.
+func launchIn(t *testing.T, env []string, dir string, args ...string) *process {
+	t.Helper()
 	p := &process{Cmd: exec.Command("holdfast", args...), t: t}
-	p.Dir = dir
+	p.Dir, p.Env = dir, append(os.Environ(), env...)
 	p.Stderr = &p.err
 	p.WaitDelay = 10 * time.Second
 	if err := p.Start(); err != nil {

@@ -61,8 +61,15 @@ func TestVerbScripts(t *testing.T) {
 // verb runs holdfast and returns its exit code and output.
 func verb(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
+	return verbIn(t, nil, args...)
+}
+
+// verbIn runs it in a changed environment.
+func verbIn(t *testing.T, env []string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
 	var out, errs strings.Builder
 	cmd := exec.Command("holdfast", args...)
+	cmd.Env = append(os.Environ(), env...)
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &errs, 10*time.Second
 	if err := cmd.Run(); cmd.ProcessState == nil {
 		t.Error(err)
