@@ -98,8 +98,18 @@ func (l *Lease) promise(sent clock.Instant, ttl time.Duration) {
 // start begins to watch and to extend a new lease. It cannot end before it has begun.
 func (l *Lease) start(now clock.Instant) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	l.k.f.sched.add(l, now)
+	l.mu.Unlock()
+	if w, ok := l.claim.(store.Witness); ok {
+		w.OnLoss(func() { l.k.f.later(l.recheck) })
+	}
+}
+
+// recheck extends a lease of which the store has said that it is gone: the answer tells how.
+func (l *Lease) recheck() {
+	ctx, cancel := context.WithTimeout(context.Background(), l.ttl/3)
+	defer cancel()
+	_ = l.Extend(ctx)
 }
 
 // Key returns the key.

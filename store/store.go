@@ -125,6 +125,14 @@ type Waiter interface {
 	Wait(ctx context.Context, held *HeldError) error
 }
 
+// Witness is implemented by a claim that may learn that its grant is gone before it is extended, such
+// as from a server that has ended its session.
+type Witness interface {
+	// OnLoss has f called, once, when the claim learns so; it may never learn. It is called after a
+	// grant, and the last f counts. f does not block, and an Extend says what was lost.
+	OnLoss(f func())
+}
+
 // BatchExtender is implemented by a store that extends many claims in one exchange.
 // The answers stand in the order of the claims, which are all of this store. The
 // TTL of each grant counts from the start of the call.

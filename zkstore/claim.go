@@ -79,6 +79,7 @@ type claim struct {
 	waiting  int       // calls of Wait
 	wake     *watch    // of the node before ours; nil where there is none
 	timer    *time.Timer
+	unheard  func() bool // stops what OnLoss has asked for; nil where it has not
 }
 
 // begin takes the slot for a call that Release may cut short.
@@ -191,8 +192,27 @@ func (c *claim) drop() {
 	}
 }
 
+// OnLoss has f called when the servers have ended the session. See [store.Witness].
+func (c *claim) OnLoss(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.deaf()
+	if c.node != nil {
+		c.unheard = context.AfterFunc(c.node.life.ctx, f)
+	}
+}
+
+// deaf ends what OnLoss has asked for. mu is held.
+func (c *claim) deaf() {
+	if c.unheard != nil {
+		c.unheard()
+		c.unheard = nil
+	}
+}
+
 // forget prepares for another node. mu is held.
 func (c *claim) forget() {
+	c.deaf()
 	c.node, c.wake = nil, nil
 	if !c.granted {
 		c.owner = newOwner()
@@ -214,7 +234,7 @@ func (s *Store) discard(n node, dir, owner string) {
 		}
 		select {
 		case <-time.After(pause):
-		case <-n.life.ended:
+		case <-n.life.ctx.Done():
 			return
 		}
 	}
@@ -554,6 +574,7 @@ func (c *claim) Extend(ctx context.Context) (store.Grant, error) {
 func (c *claim) Release(ctx context.Context) error {
 	c.mu.Lock()
 	c.released = true
+	c.deaf()
 	if c.cancel != nil {
 		c.cancel()
 	}

@@ -36,22 +36,16 @@ type session struct {
 // life is one ZooKeeper session. Its ephemeral nodes end with it.
 type life struct {
 	id      int64
-	timeout time.Duration // as the servers have granted it
-	ended   chan struct{} // closed when the servers have said so
+	timeout time.Duration   // as the servers have granted it
+	ctx     context.Context // done when the servers have said that it has ended
+	end     context.CancelFunc
 }
 
 // trusted is how long a lease may be trusted from before the request that confirmed it.
 func (l *life) trusted() time.Duration { return l.timeout / 2 }
 
 // over reports whether the session has ended.
-func (l *life) over() bool {
-	select {
-	case <-l.ended:
-		return true
-	default:
-		return false
-	}
-}
+func (l *life) over() bool { return l.ctx.Err() != nil }
 
 func dial(servers []string, timeout time.Duration, auth []byte) (*session, error) {
 	s := &session{
@@ -122,7 +116,8 @@ func (s *session) begin() {
 	id, timeout := s.link.session()
 	if s.life == nil || s.life.id != id {
 		s.end()
-		s.life = &life{id: id, ended: make(chan struct{})}
+		ctx, cancel := context.WithCancel(context.Background())
+		s.life = &life{id: id, ctx: ctx, end: cancel}
 	}
 	s.life.timeout = timeout
 	if !s.authed {
@@ -156,7 +151,7 @@ func (s *session) end() {
 	if s.life == nil {
 		return
 	}
-	close(s.life.ended)
+	s.life.end()
 	s.life = nil
 	for path := range s.watches {
 		s.fire(path)

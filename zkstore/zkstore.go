@@ -46,7 +46,7 @@ type Options struct {
 
 // Store is a [store.Store] on ZooKeeper. It is safe for concurrent use. It also implements
 // [store.BatchExtender], [store.Inspector] and [store.Prompt], and its claims implement
-// [store.Waiter]. A lease cannot go on in another process: there are no tickets.
+// [store.Waiter] and [store.Witness]. A lease cannot go on in another process: there are no tickets.
 type Store struct {
 	s     *session
 	info  store.Info
@@ -61,6 +61,7 @@ var (
 	_ store.Inspector     = (*Store)(nil)
 	_ store.Prompt        = (*Store)(nil)
 	_ store.Waiter        = (*claim)(nil)
+	_ store.Witness       = (*claim)(nil)
 )
 
 // Dial returns a store, which connects in the background; it does not wait for that. Options that

@@ -89,7 +89,7 @@ func TestSessionEndedByTheServers(t *testing.T) {
 	proxy := servertest.NewProxy(t, server.Addr())
 	handshake := record(proxy)
 	s := open(t, at(10*time.Second, proxy))
-	locks := kit.Locker(t, s, holdfast.Options{TTL: 5 * time.Second})
+	locks := kit.Locker(t, s, holdfast.Options{TTL: 5 * time.Second, NoExtend: true}) // no extension asks
 	lease := kit.Acquire(t, locks, "k")
 	ctx := lease.Context(t.Context())
 	other := kit.Locker(t, open(t, at(10*time.Second, server)), holdfast.Options{TTL: 5 * time.Second})
@@ -102,13 +102,21 @@ func TestSessionEndedByTheServers(t *testing.T) {
 		}
 		acquired <- l
 	}()
-	time.Sleep(time.Second / 2)
+	servertest.Eventually(t, time.Minute, func() error {
+		if h, err := s.Inspect(t.Context(), "w"); err != nil || h.Waiting != 1 {
+			return errors.New("nobody waits yet")
+		}
+		return nil
+	})
 	began := time.Now()
 	endSession(t, server.Addr(), handshake())
 	select {
 	case <-ctx.Done():
 		t.Logf("the holder knew %v after the end of its session", time.Since(began).Round(time.Millisecond))
-	case <-time.After(4 * time.Second):
+		if left := lease.Validity(); left > 0 {
+			t.Errorf("the lease is still valid for %v", left)
+		}
+	case <-time.After(4 * time.Second): // its validity runs out later
 		t.Error("the context of the lease does not end with the session")
 	}
 	if err := lease.Err(); !errors.Is(err, holdfast.ErrLost) {
