@@ -6,6 +6,7 @@ import (
 	"io"
 	"log"
 	"testing"
+	"time"
 
 	"github.com/go-sql-driver/mysql"
 
@@ -33,6 +34,7 @@ func parallel(t *testing.T, f func(*testing.T)) { t.Parallel(); f(t) }
 func TestCutOffHolderKnowsFirst(t *testing.T)         { parallel(t, engine.CutOffTest) }
 func TestStoppedHolderWakesToALostLease(t *testing.T) { parallel(t, engine.StoppedTest) }
 func TestLostReplies(t *testing.T)                    { parallel(t, engine.LostRepliesTest) }
+func TestLateTry(t *testing.T)                        { parallel(t, engine.LateTest) }
 func TestManyLeases(t *testing.T)                     { parallel(t, engine.ManyTest) }
 func TestTokens(t *testing.T)                         { parallel(t, engine.TokensTest) }
 func TestOneConnection(t *testing.T)                  { parallel(t, engine.OneConnectionTest) }
@@ -60,11 +62,18 @@ func TestIsolation(t *testing.T) {
 func TestParameters(t *testing.T) {
 	t.Parallel()
 	server := engine.Start(t)
+	plain := engine.Open(t, server, "")
 	for _, params := range []string{"", "?clientFoundRows=true", "?interpolateParams=true&parseTime=true", "?charset=latin1",
 		"?time_zone=%27%2B11%3A00%27", "?sql_mode=%27%27"} {
 		t.Run(params, func(t *testing.T) {
 			e := engine.With(params)
-			e.EveryCallTest(t, e.Open(t, server, ""))
+			s := e.Open(t, server, "")
+			e.EveryCallTest(t, s)
+			sqlrig.Grant(t, sqlrig.Claim(s, params+"!"))
+			h, err := plain.Inspect(t.Context(), params+"!")
+			if err != nil || h.TTL < 59*time.Minute || h.TTL > time.Hour {
+				t.Errorf("to others the key is held for %v, %v", h.TTL, err)
+			}
 		})
 	}
 }

@@ -28,6 +28,7 @@ func parallel(t *testing.T, f func(*testing.T)) { t.Parallel(); f(t) }
 func TestCutOffHolderKnowsFirst(t *testing.T)         { parallel(t, engine.CutOffTest) }
 func TestStoppedHolderWakesToALostLease(t *testing.T) { parallel(t, engine.StoppedTest) }
 func TestLostReplies(t *testing.T)                    { parallel(t, engine.LostRepliesTest) }
+func TestLateTry(t *testing.T)                        { parallel(t, engine.LateTest) }
 func TestManyLeases(t *testing.T)                     { parallel(t, engine.ManyTest) }
 func TestTokens(t *testing.T)                         { parallel(t, engine.TokensTest) }
 func TestOneConnection(t *testing.T)                  { parallel(t, engine.OneConnectionTest) }

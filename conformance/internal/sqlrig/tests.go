@@ -142,6 +142,33 @@ func (e Engine) LostRepliesTest(t *testing.T) {
 	}
 }
 
+// LateTest has the caller of a Try leave, and release, while the request is on its way to the server.
+// Nothing is left of it, since it was not given up at once.
+func (e Engine) LateTest(t *testing.T) {
+	server := e.Start(t)
+	p := servertest.NewProxy(t, server.Addr())
+	s, other := e.Open(t, server, p.Addr()), e.Open(t, server, "")
+	Free(t, s, "k")
+	late := p.Hold(servertest.Only(1, servertest.Containing("update holdfast_leases")))
+	c := Claim(s, "k")
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if g, err := c.Try(ctx); !errors.Is(err, store.ErrUncertain) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("Try of which nothing is heard in time: %+v, %v, want ErrUncertain", g, err)
+	}
+	released := make(chan error, 1)
+	go func() { released <- c.Release(kit.Context(t, time.Minute)) }()
+	time.Sleep(100 * time.Millisecond)
+	late.Release()
+	if late.Count() == 0 {
+		t.Fatal("nothing was late: the test shows nothing")
+	}
+	if err := <-released; err != nil {
+		t.Errorf("Release: %v", err)
+	}
+	SoonFree(t, other, "k")
+}
+
 // EveryCallTest makes every call of a store once, so that each statement runs.
 func (e Engine) EveryCallTest(t *testing.T, s *sqlstore.Store) {
 	t.Helper()
@@ -283,10 +310,20 @@ func (e Engine) ManyTest(t *testing.T) {
 	server := e.Start(t)
 	s, other := e.Open(t, server, ""), e.Open(t, server, "")
 	var claims []store.Claim
+	var tokens []fence.Token
 	for i := range n {
-		c := s.Claim(fmt.Sprintf("%d", i), store.ClaimOptions{TTL: time.Minute + time.Duration(i)*time.Second})
-		Grant(t, c)
-		claims = append(claims, c)
+		c := s.Claim(fmt.Sprintf("%d", i), store.ClaimOptions{TTL: time.Minute + time.Duration(i)*time.Second, Label: "test"})
+		claims, tokens = append(claims, c), append(tokens, Grant(t, c).Token)
+	}
+	alone := map[int]store.Claim{} // the same leases, of which nothing is known to be lost
+	for _, i := range []int{50, 300} {
+		ticket, err := s.Ticket(claims[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if alone[i], _, err = other.Adopt(t.Context(), ticket); err != nil {
+			t.Fatal(err)
+		}
 	}
 	time.Sleep(1500 * time.Millisecond)
 	broken := []int{0, 100, 255, 256, 599}
@@ -297,6 +334,17 @@ func (e Engine) ManyTest(t *testing.T) {
 		}
 		if err := other.Break(t.Context(), h); err != nil {
 			t.Fatal(err)
+		}
+	}
+	db := e.DB(t, e.DSN(server, ""))
+	for i, set := range map[int]string{50: "token = token + 1", 300: "owner = 'x'"} { // as a later grant
+		broken = append(broken, i)
+		Exec(t, db, fmt.Sprintf("UPDATE holdfast_leases SET %s WHERE token = %d", set, tokens[i]))
+		if _, err := claims[i+1].Extend(t.Context()); err != nil {
+			t.Errorf("lease %d: %v", i+1, err)
+		}
+		if _, err := alone[i].Extend(t.Context()); !errors.Is(err, store.ErrLost) {
+			t.Errorf("Extend of a lease whose row has another grant (%s): %v, want ErrLost", set, err)
 		}
 	}
 	before := time.Now()
@@ -311,7 +359,7 @@ func (e Engine) ManyTest(t *testing.T) {
 		}
 		var i int
 		fmt.Sscan(h.Key, &i)
-		if want := time.Minute + time.Duration(i)*time.Second; !h.Broken && (h.TTL > want || h.TTL < want-time.Since(before)) {
+		if want := time.Minute + time.Duration(i)*time.Second; !h.Broken && (h.TTL > want || h.TTL < want-time.Since(before)) && !slices.Contains(broken, i) {
 			t.Errorf("lease %d has %v left, %v after it was extended by %v", i, h.TTL, time.Since(before), want)
 		}
 	}
@@ -446,6 +494,8 @@ func (e Engine) DroppedTest(t *testing.T) {
 		Exec(t, db, statement)
 	}
 	Free(t, s, "k")
+	Exec(t, db, "DELETE FROM holdfast_meta") // another is about to write it
+	Free(t, e.Open(t, server, ""), "k")
 	Exec(t, db, "UPDATE holdfast_meta SET value = '2'")
 	Refuses(t, e.Open(t, server, ""), store.ErrInvalid, `version "2"`)
 }
