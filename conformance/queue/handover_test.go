@@ -41,6 +41,8 @@ var meanwhiles = []meanwhile{
 	}},
 }
 
+var trusts = map[int][]bool{1: {false, true}, 3: {false}}
+
 // raise sets the mark of k to one that is ahead of the server's clock.
 func raise(t testing.TB, s *servertest.RedisServer, ahead time.Duration) {
 	t.Helper()
@@ -57,23 +59,26 @@ func TestHandOverAndChanges(t *testing.T) {
 				if m.few && n == 1 {
 					continue
 				}
-				t.Run(fmt.Sprintf("%s %dx%s", m.name, n, c), func(t *testing.T) {
-					t.Parallel()
-					handOverAndChange(t, m, c, n)
-				})
+				for _, trust := range trusts[n] {
+					t.Run(fmt.Sprintf("%s %dx%s trust %t", m.name, n, c, trust), func(t *testing.T) {
+						t.Parallel()
+						handOverAndChange(t, m, c, n, redlock.Options{NodeTimeout: nodeTimeout, TrustRestarts: trust})
+					})
+				}
 			}
 		}
 	}
 }
 
-func handOverAndChange(t *testing.T, m meanwhile, c rig.Client, n int) {
+func handOverAndChange(t *testing.T, m meanwhile, c rig.Client, n int, o redlock.Options) {
 	b := newBed(t, kit.GoRedis, n, servertest.Aged(time.Hour))
 	for _, s := range b.servers {
 		rig.Must(t, s, "ACL", "SETUSER", "app", "reset", "on", ">pass", "~*", "&*", "+@all")
 	}
 	c.User, c.Password = "app", "pass"
-	holder := kit.Locker(t, rig.Store(t, redlock.Options{NodeTimeout: nodeTimeout}, rig.Nodes(t, c, b.servers...)...), holdfast.Options{TTL: ttl})
-	waiting := b.locker(holdfast.Options{})
+	holder := kit.Locker(t, rig.Store(t, o, rig.Nodes(t, c, b.servers...)...), holdfast.Options{TTL: ttl})
+	waiting := kit.Locker(t, rig.Store(t, o, rig.Nodes(t, rig.GoRedis, b.servers...)...), holdfast.Options{TTL: ttl})
+	kit.Warm(t, waiting)
 	lease := kit.Acquire(t, holder, "k")
 	waiter := acquire(t, waiting, "k")
 	b.parked("k", 1)
