@@ -26,10 +26,15 @@
 // seen to read its own node for more than six seconds after the leader had deleted it. So nothing
 // here relies on the state of the connection. A lease is extended by a sync, which the leader
 // answers, and a read that the server executes after it; and it is trusted for half of the
-// session's timeout, counted from before the sync was sent. The leader hears of a session with
-// its followers' answers to its own pings, twice a tick, in the same stream as the sync, and
-// the timeout of a session is at least two ticks. A server that is configured with a
-// minSessionTimeout below two ticks breaks this rule; do not use one.
+// session's timeout, counted from before the sync was sent. The client pings each third of the
+// timeout; its server passes on to the leader that the session lives with the answers to the
+// leader's own pings, twice a tick, in the same stream as the sync. So an answer to a sync proves
+// that the leader keeps the session for two thirds of its timeout, less half a tick.
+//
+// That is a half where the timeout is at least three ticks of the servers: six seconds, with their
+// default of two seconds for a tick. Do not ask for less. Where the servers raise the timeout to
+// their least of two ticks, leases are trusted for five twelfths of it; a server that is
+// configured with a minSessionTimeout below two ticks breaks the rule.
 //
 // Half of the session's timeout is therefore the largest ttl. Where a server grants a shorter
 // timeout than asked (at most 20 ticks, unless configured otherwise), leases are shorter, too.

@@ -37,12 +37,21 @@ type session struct {
 type life struct {
 	id      int64
 	timeout time.Duration   // as the servers have granted it
+	least   bool            // which is their least: two ticks, unless configured otherwise
 	ctx     context.Context // done when the servers have said that it has ended
 	end     context.CancelFunc
 }
 
-// trusted is how long a lease may be trusted from before the request that confirmed it.
-func (l *life) trusted() time.Duration { return l.timeout / 2 }
+// trusted is how long a lease may be trusted from before the request that confirmed it. The client
+// library pings each third of the timeout, and the leader hears of that half a tick later: an answer
+// of the leader proves a life of two thirds of the timeout, less half a tick. That is a half where
+// the timeout has three ticks, and five twelfths where it has two.
+func (l *life) trusted() time.Duration {
+	if l.least {
+		return l.timeout * 5 / 12
+	}
+	return l.timeout / 2
+}
 
 // over reports whether the session has ended.
 func (l *life) over() bool { return l.ctx.Err() != nil }
@@ -119,7 +128,7 @@ func (s *session) begin() {
 		ctx, cancel := context.WithCancel(context.Background())
 		s.life = &life{id: id, ctx: ctx, end: cancel}
 	}
-	s.life.timeout = timeout
+	s.life.timeout, s.life.least = timeout, timeout > s.asked
 	if !s.authed {
 		go s.authenticate(s.link)
 		return

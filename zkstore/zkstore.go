@@ -38,9 +38,10 @@ type Options struct {
 	User, Password string
 
 	// SessionTimeout is asked from the servers, which grant between 2 and 20 of their ticks unless
-	// they are configured otherwise. Half of it is the largest ttl; one timeout, and a tick, is
-	// how long a holder that dies keeps the others waiting. Zero means 30 s; at least 200 ms, at
-	// most an hour.
+	// they are configured otherwise. It must be at least three ticks, which is 6 s by their
+	// default; see the package documentation. Half of it is the largest ttl; one timeout, and a
+	// tick, is how long a holder that dies keeps the others waiting. Zero means 30 s; at least
+	// 200 ms, at most an hour.
 	SessionTimeout time.Duration
 }
 

@@ -423,6 +423,17 @@ func TestShorterSessionThanAsked(t *testing.T) {
 	}
 }
 
+// A server may raise the timeout of a session to its least, two ticks. Leases are not longer for that:
+// they are trusted for the part of it that two ticks allow.
+func TestLeastSession(t *testing.T) {
+	t.Parallel()
+	server := servertest.ZooKeeper(t, servertest.ZooKeeperConfig("tickTime", "3000"))
+	s := open(t, at(5900*time.Millisecond, server))
+	if g := free(t, s, "k"); g.TTL != 2500*time.Millisecond {
+		t.Errorf("a grant is for %v, want five twelfths of 6s", g.TTL)
+	}
+}
+
 // A holder that does not extend, in a process that lives, loses the key when its ttl is over, long
 // before the session would end.
 func TestTTLIsNotTheSessions(t *testing.T) {
