@@ -24,8 +24,6 @@ type zkSpec struct {
 	session time.Duration // timeout; zero: the default one
 }
 
-func isZK(scheme string) bool { return scheme == "zk" }
-
 // parseZK reads the URL of an ensemble. What it refuses is an [*store.InvalidError] that shows no
 // password.
 func parseZK(raw string) (zkSpec, error) {

@@ -189,13 +189,13 @@ func endSession(t testing.TB, addr string, handshake []byte) {
 // out of it.
 func TestChroot(t *testing.T) {
 	t.Parallel()
-	server := servertest.ZooKeeper(t, ticks())
+	server := servertest.ZooKeeper(t, servertest.ZooKeeperConfig("tickTime", "2000"))
 	c := client(t, server.Addr())
 	for _, chroot := range []string{"", "/apps/shop", "/apps/shop/"} {
-		o := at(sessionTimeout, server)
+		o := at(40*time.Second, server)
 		o.Chroot = chroot
 		for _, key := range []string{"k", "../../k", "/zookeeper/quota", "é/\xff"} {
-			claim := open(t, o).Claim(key, store.ClaimOptions{TTL: time.Minute / 20})
+			claim := open(t, o).Claim(key, store.ClaimOptions{TTL: 20 * time.Second})
 			_, err := again(func() (store.Grant, error) { return claim.Try(t.Context()) })
 			if taken := chroot == "/apps/shop/"; taken && !errors.Is(err, store.ErrHeld) || !taken && err != nil {
 				t.Errorf("in chroot %q, Try of key %q answers %v", chroot, key, err)
