@@ -23,6 +23,7 @@ type fakeDB struct {
 	rows   map[string]row
 	writer *fakeConn
 	opened int
+	checks int      // looks at the table's columns
 	log    []string // statements, without what the check of the table asks
 	// before is called before a statement, with its first word; an error is its answer.
 	before func(ctx context.Context, verb string) error
@@ -196,6 +197,9 @@ func (r fakeResult) RowsAffected() (int64, error) { return int64(r), nil }
 
 func (c *fakeConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
 	if strings.Contains(query, "pragma_table_info") {
+		c.f.mu.Lock()
+		c.f.checks++
+		c.f.mu.Unlock()
 		rows := &fakeRows{width: 4}
 		for _, name := range []string{"resource", "token", "seq", "prev_token", "prev_seq"} {
 			rows.values = append(rows.values, []driver.Value{name, "INTEGER", name == "resource", ""})

@@ -68,6 +68,24 @@ func TestCountsDecideNothing(t *testing.T) {
 	}
 }
 
+func TestUnchecked(t *testing.T) {
+	for unchecked, want := range map[bool]int{false: 1, true: 0} {
+		f, db := openFake(t)
+		g, err := New(db, Options{Dialect: SQLite, Unchecked: unchecked})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if err := g.Tx(t.Context(), "r", 1, nothing); err != nil {
+				t.Error(err)
+			}
+		}
+		if f.checks != want {
+			t.Errorf("unchecked %v: the table is looked at %d times, want %d", unchecked, f.checks, want)
+		}
+	}
+}
+
 // Case SQL-07.
 func TestRefusedCommitClaimsAgain(t *testing.T) {
 	onFake(t, func(t *testing.T, f *fakeDB, g *Guard) {
