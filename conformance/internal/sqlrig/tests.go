@@ -61,7 +61,7 @@ func (e Engine) CutOffTest(t *testing.T) {
 	p := servertest.NewProxy(t, server.Addr())
 	c := kit.CutOff{Locks: kit.Locker(t, e.Open(t, server, p.Addr()), holdfast.Options{TTL: ttl}), Next: e.Open(t, server, ""), Proxy: p, TTL: ttl}
 	kit.Warm(t, c.Locks)
-	runs, smallest := kit.Count(3, 100), time.Hour
+	runs, smallest := kit.Count(2, 100), time.Hour
 	for i := range runs {
 		smallest = min(smallest, c.Run(t, fmt.Sprint("k", i)))
 	}
@@ -235,7 +235,7 @@ func (e Engine) EveryCallTest(t *testing.T, s *sqlstore.Store) {
 // a counter under the lock, which only exclusion makes right.
 func (e Engine) ContendTest(t *testing.T, opts ...servertest.SQLOption) {
 	server := e.Start(t, opts...)
-	stores, rounds := 8, kit.Count(15, 300)
+	stores, rounds := 8, kit.Count(8, 300)
 	ctx := kit.Context(t, 5*time.Minute)
 	counter, last := 0, fence.Token(0)
 	var wg sync.WaitGroup
@@ -278,7 +278,7 @@ func (e Engine) FirstTest(t *testing.T, opts ...servertest.SQLOption) {
 	for range 8 {
 		stores = append(stores, e.Open(t, server, ""))
 	}
-	for i := range kit.Count(20, 300) {
+	for i := range kit.Count(10, 300) {
 		var wg sync.WaitGroup
 		var granted, held int
 		var mu sync.Mutex
