@@ -78,6 +78,11 @@ var limits = map[string]limit{
 	"ZooKeeper/Parallel64 rate/zk.Lock":             {least: 1},
 	"Gateway/Parallel16 p50/plain":                  {most: 1.3},
 	"Gateway/Parallel64 p50/plain":                  {most: 1.3},
+	"Etcd/Sequential mutex/p50":                     {least: 1},
+	"Etcd/Parallel64 pairs/raw":                     {least: 0.9},
+	"Etcd/Parallel64 pairs/mutex":                   {least: 1},
+	"Etcd/HandOver/process rate/mutex":              {least: 1},
+	"Etcd/HandOver/processes rate/mutex":            {least: 1},
 }
 
 // beforeLimits are those beside an earlier commit, by the kind of turn.
