@@ -69,6 +69,7 @@ type atNode struct {
 	stays  bool          // it may have a place that no message has taken away
 	seenAt clock.Instant // stamped before the last request that was answered by busy, and
 	clock  int64         // the node's clock in that answer
+	below  int64         // and the mark
 	under  string        // as what the node was admitted then
 	given  int64         // the stamp that a hand-over accepted there for this attempt
 }
@@ -602,7 +603,7 @@ func (c *claim) book(a *attempt, p *peer, stamp int64, t0 clock.Instant, ans ans
 		n.stays = n.stays || ans.place > 0
 	}
 	if ans.kind == busy && t0.Sub(n.seenAt) >= 0 {
-		n.seenAt, n.clock, n.under = t0, ans.now, ""
+		n.seenAt, n.clock, n.below, n.under = t0, ans.now, ans.mark, ""
 		if script := p.admitted.load(c.vote); script != nil {
 			n.under = script.id
 		}

@@ -135,7 +135,7 @@ func (e misconfigured) Unwrap() error { return e.error }
 // aclRules are what a user needs on every server, beside the patterns of keys and channels
 // that aclPatterns names.
 const (
-	aclRules    = "+eval +evalsha +script|load +info +time +exists +get +mget +set +del +pttl +pexpire +pexpireat +hget +hset +hmget +type +scan +zadd +zcard +zrange +zrank +zrem +zscore +zpopmin +publish +subscribe +unsubscribe"
+	aclRules    = "+eval +evalsha +script|load +info +time +exists +get +mget +set +del +pttl +pexpire +pexpireat +hget +hset +hmget +type +scan +zadd +zcard +zrange +zrank +zrem +zscore +zpopmin +publish +pubsub|numsub +subscribe +unsubscribe"
 	aclPatterns = "the keys KEY and {KEY}:* of every lock, {holdfast}:* and the channels &holdfast:*"
 	rights      = "Holdfast needs the rules " + aclRules + ", and " + aclPatterns
 )

@@ -19,12 +19,13 @@ const (
 )
 
 // give books that a node has reserved its vote for the attempt, and reports whether that counts
-// towards a grant. It does not where more time has passed since the node's last answer by its clock than
+// towards a grant. It does not where the node's last answer is from after the reservation, whose stamp
+// is not above the mark then; nor where more time has passed since the node's last answer by its clock than
 // by ours, which was stepped, or stood still, as that of a paused virtual machine does: how old the
 // message is cannot be told. c.mu is held.
 func (c *claim) give(p *peer, m message) bool {
 	n := &c.attempt.nodes[p.index]
-	if m.clock == 0 || m.mark > c.s.wall()+aheadLimit.Microseconds() || c.least == 0 || !c.held && !c.w.idle || n.seenAt.IsZero() || n.under != m.id {
+	if m.clock == 0 || m.mark > c.s.wall()+aheadLimit.Microseconds() || c.least == 0 || !c.held && !c.w.idle || n.seenAt.IsZero() || n.under != m.id || m.mark <= n.below && !off(ruleW) {
 		return false
 	}
 	now := c.s.clock.Now()
@@ -47,7 +48,7 @@ func remains(reserve, waited, late time.Duration) time.Duration {
 	if off(ruleW) {
 		late = 0
 	}
-	return reserve - drift(reserve) - max(0, waited)/100 - max(0, late)
+	return reserve - drift(reserve) - waited.Abs()/100 - max(0, late)
 }
 
 // gather makes the attempt the lease where Q nodes have told the same stamp (rule I). The other

@@ -224,7 +224,8 @@ func (c *claim) moveLocked(ctx context.Context) *releasing {
 		next.nodes[i].sent, next.nodes[i].parks = stamp, 1 // rule M
 		was := &moved.nodes[i]
 		next.nodes[i].place = was.place // by birth, which is the same
-		next.nodes[i].seenAt, next.nodes[i].clock, next.nodes[i].under = was.seenAt, was.clock, was.under
+		next.nodes[i].seenAt, next.nodes[i].clock = was.seenAt, was.clock
+		next.nodes[i].below, next.nodes[i].under = was.below, was.under
 		rel.nodes[i].asked = true
 	}
 	c.s.inbox.knows(c, next.owner)

@@ -47,29 +47,41 @@ if next then
   end
 end
 
--- Tells a waiter's process, and reports whether it lives. Where that is not allowed, nobody lives.
+local function inbox(of) return 'holdfast:' .. (string.match(of, '^h1%.%d+%.(%x+)%.') or '') end
+-- Answers how many subscribers of a waiter's process this server told; nothing where that is not allowed.
 local function tell(to, what)
-  local n = pcall('PUBLISH', 'holdfast:' .. (string.match(to, '^h1%.%d+%.(%x+)%.') or ''), what)
-  return type(n) == 'number' and n > 0
+  local n = pcall('PUBLISH', inbox(to), what)
+  return type(n) == 'number' and n
 end
--- Keeps the vote for a waiter: an acceptance like any other, in the waiter's name. Answers what to tell its process.
-local token = ARGV[5]
+local direct, token = w and @ADMITTED@, ARGV[5] -- direct: what is reserved is a grant
+-- Whether a waiter's process lives. PUBLISH tells that too, but too late for a grant: subscribers of a
+-- replica hear it, and are not counted.
+local function listens(to)
+  local n = pcall('PUBSUB', 'NUMSUB', inbox(to))
+  direct = not n.err
+  return n[2] ~= 0
+end
+-- Keeps the vote for a waiter: an acceptance like any other, in the waiter's name. Answers what to tell its
+-- process, whether the vote is kept, and whether that is a grant.
 local function keep(to)
   local s = token
   if s + 0 <= f or s + 0 > now + @AHEAD@ then s = string.format('%.0f', f + 1) end
   if s + 0 > now + @AHEAD@ or not raise(s) then return string.format('w1 wake %.0f ', f), false end -- rule H
-  local what = 'w1 wake ' .. s .. ' '
-  if pcall('SET', vote, to, 'PX', reserve).err then return what, false end
-  --[[DIRECT]]
-  return what, true
+  if pcall('SET', vote, to, 'PX', reserve).err then return 'w1 wake ' .. s .. ' ', false end
+  if direct@BYTIME@ then
+    return 'w1 grant ' .. s .. ' ' .. t[1] .. '.' .. t[2] .. ' ' .. reserve .. ' @ID@ ', true, true
+  end
+  return 'w1 wake ' .. s .. ' ', true
 end
 local function waited(w) return now - (tonumber(string.sub(w, 4, 19)) or 0) > 1000000 end
 if freed then
-  local what, kept
+  local kept
   while w do
-    if w ~= owner then
-      what, kept = keep(w)
-      if tell(w, what .. w .. ' ' .. owner .. ' ' .. vote) then break end
+    if w ~= owner and (not direct or listens(w)) then
+      local what, reserved, granted = keep(w)
+      local n = tell(w, what .. w .. ' ' .. owner .. ' ' .. vote)
+      kept = reserved
+      if n and (n > 0 or granted) then break end -- what is granted is never given to another
       kept = false
     end
     w = pcall('ZPOPMIN', queue)[1]
@@ -77,7 +89,7 @@ if freed then
   if not kept then call('DEL', vote) end
   -- Who is next in line by now, and has waited for so long that its timers are slow, learns when the reservation ends.
   local n = kept and waited(w) and pcall('ZRANGE', queue, 0, 0)[1]
-  while n and waited(n) and not tell(n, 'w1 next ' .. reserve .. ' ' .. n .. ' ' .. vote) do
+  while n and waited(n) and (tell(n, 'w1 next ' .. reserve .. ' ' .. n .. ' ' .. vote) or 0) == 0 do
     if pcall('ZREM', queue, n) ~= 1 then break end -- writes are refused: it would come again for ever
     n = pcall('ZRANGE', queue, 0, 0)[1]
   end

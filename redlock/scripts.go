@@ -25,8 +25,6 @@ var (
 	keepText string
 	//go:embed release.lua
 	releaseText string
-	//go:embed direct.lua
-	directText string
 	//go:embed probe.lua
 	probeText string
 	//go:embed record.lua
@@ -93,35 +91,34 @@ func newVote(replid string, c check, maxTTL time.Duration) *voteScript {
 }
 
 // newRelease returns the RELEASE that every server may run: its hand-overs are no grants.
-func newRelease() *Script { return releaseOf(releaseText, "") }
+func newRelease() *Script { return releaseOf(releaseText, "false", "", "") }
 
-func releaseOf(text, direct string) *Script {
-	return NewScript(switched("release", fill(strings.Replace(text, "--[[DIRECT]]\n", direct, 1))))
-}
-
-// newDirect returns the RELEASE of an admitted server, whose hand-overs are grants. The vote then
-// ends by TIME, from which the waiter counts, and not by the time at which the server began to run the
-// script. SET does that from Redis 6.2 on.
+// newDirect returns the RELEASE of an admitted server, whose hand-overs are grants, and the name by which
+// they say as what it was admitted. The vote then ends by TIME, from which the waiter counts, and not by the
+// time at which the server began to run the script. SET does that from Redis 6.2 on.
 func newDirect(replid string, c check) (release *Script, id string) {
 	same := "string.match(pcall('INFO', 'replication'), 'master_replid:(%x+)') == '" + replid + "'"
-	byTime := "and pcall('PEXPIREAT', vote, math.floor(now / 1000) + reserve) == 1 "
-	text := releaseText
+	byTime := " and pcall('PEXPIREAT', vote, math.floor(now / 1000) + reserve) == 1"
 	switch {
 	case c == checkNone:
-		replid, same = "-", "true"
+		return releaseOf(releaseText, "true", byTime, "-"), "-"
 	case off(ruleV):
-		same = "true"
-	case c == checkCached:
-		same, byTime = "(checked == '"+replid+"' or "+same+")", ""
-		text = strings.NewReplacer(
-			"  local F = pcall('GET', mark)\n", "  local got = pcall('MGET', mark, '"+checkedKey+"')\n"+
-				"  if got.err then got = {pcall('GET', mark)} end\n"+ // a mark that is not read would fall
-				"  local F = got[1]\n  checked = got[2]\n",
-			"'PX', reserve)", "'PXAT', math.floor(now / 1000) + reserve)",
-		).Replace(text)
+		return releaseOf(releaseText, "true", byTime, replid), replid
+	case c == checkAlways:
+		return releaseOf(releaseText, same, byTime, replid), replid
 	}
-	direct := strings.NewReplacer("--[[ADMITTED]]", same, "--[[BYTIME]]", byTime, "@ID@", replid).Replace(directText)
-	return releaseOf(text, direct), replid
+	text := strings.NewReplacer(
+		"  local F = pcall('GET', mark)\n", "  local got = pcall('MGET', mark, '"+checkedKey+"')\n"+
+			"  if got.err then got = {pcall('GET', mark)} end\n"+ // a mark that is not read would fall
+			"  local F = got[1]\n  checked = got[2]\n",
+		"'PX', reserve)", "'PXAT', math.floor(now / 1000) + reserve)",
+	).Replace(releaseText)
+	return releaseOf(text, "(checked == '"+replid+"' or "+same+")", "", replid), replid
+}
+
+func releaseOf(text, admitted, byTime, id string) *Script {
+	text = strings.NewReplacer("@ADMITTED@", admitted, "@BYTIME@", byTime, "@ID@", id).Replace(text)
+	return NewScript(switched("release", fill(text)))
 }
 
 // fill writes the constants into a script.
