@@ -107,3 +107,46 @@ func handOverAndChange(t *testing.T, m meanwhile, c rig.Client, n int, o redlock
 	}
 	release(t, next)
 }
+
+// elsewhere hears the messages of another server, such as one that has become a replica of the one
+// that is asked.
+type elsewhere struct {
+	redlock.Node
+	heard redlock.Node
+}
+
+func (n elsewhere) Subscribe(ctx context.Context, channel string, deliver func(string), up func()) error {
+	return n.heard.Subscribe(ctx, channel, deliver, up)
+}
+
+// A server does not count those who listen at its replicas, who get its messages all the same. The
+// vote goes to the next one, and nobody else believes to have it.
+func TestListenerAtAReplica(t *testing.T) {
+	t.Parallel()
+	for _, c := range []rig.Client{rig.GoRedis, rig.Rueidis} {
+		t.Run(c.String(), func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t, kit.GoRedis, 1, servertest.Aged(time.Hour))
+			replica := servertest.Redis(t, servertest.ReplicaOf(b.servers[0]))
+			replica.WaitLinked()
+			options := holdfast.Options{TTL: ttl}
+			holder, next := b.locker(options), b.locker(options)
+			far := elsewhere{c.Node(t, b.servers[0].Addr()), c.Node(t, replica.Addr())}
+			waiting := kit.Locker(t, rig.Store(t, redlock.Options{NodeTimeout: nodeTimeout}, far), options)
+			kit.Warm(t, waiting)
+			lease := kit.Acquire(t, holder, "k")
+			first := acquire(t, waiting, "k")
+			b.parked("k", 1)
+			second := acquire(t, next, "k")
+			b.parked("k", 2)
+			release(t, lease)
+			got := second.wait(ttl)
+			time.Sleep(20 * time.Millisecond)
+			if !first.waits() {
+				t.Errorf("two hold the key: %v beside %v", first.lease, got)
+			}
+			release(t, got)
+			release(t, first.wait(3*ttl))
+		})
+	}
+}
