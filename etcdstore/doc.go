@@ -18,9 +18,13 @@
 // is missing. The fencing token is the revision at which that happened, with Options.Epoch
 // before it. Extensions renew the etcd lease, and look whether the key is still there: they cost
 // no entry in the log. Release revokes the lease; one without an answer is repeated in the
-// background, and the lease's end bounds the damage. Waiters watch the key and try again when
-// it is gone. Waiters of one process are served in their order; between processes no order is
-// promised.
+// background, and the lease's end bounds the damage.
+//
+// Claims that wait queue up by keys of their own, on their leases, in the order of their first
+// attempts, also those of different processes. The queue only says who comes first: one that
+// does not come within 200 ms of its turn loses it to the next. Who is first watches the lock, most
+// others the one before them, so that a release wakes few. An attempt that does not wait takes a
+// free key, whoever queues.
 //
 // A ttl is whole seconds in etcd: a fraction is rounded up, and a dead holder's key is free half
 // a second later still, because the server looks for lapsed leases twice a second. The

@@ -305,7 +305,7 @@ func TestCutConnectionsLeaveNoOrphan(t *testing.T) {
 			select {
 			case <-stop:
 				return
-			case <-time.After(time.Duration(1+rand.IntN(15)) * time.Millisecond):
+			case <-time.After(time.Duration(1+rand.IntN(60)) * time.Millisecond):
 				cuts += p.Reset()
 			}
 		}
@@ -314,7 +314,7 @@ func TestCutConnectionsLeaveNoOrphan(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
-			for range kit.Count(15, 200) {
+			for range kit.Count(15, 100) {
 				lease, err := locks.Acquire(t.Context(), "k")
 				if err != nil {
 					t.Errorf("Acquire, which waits for the store as well: %v", err)
