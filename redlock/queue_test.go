@@ -408,6 +408,8 @@ func TestSubscriptionEnds(t *testing.T) {
 		if subs() != 0 {
 			t.Errorf("%d subscriptions are left", subs())
 		}
+		stores[1].inbox.mu.Lock()
+		defer stores[1].inbox.mu.Unlock()
 		if n := len(stores[1].inbox.claims); n > 0 || stores[1].inbox.waiting != 0 {
 			t.Errorf("%d claims are left in the inbox", n)
 		}
