@@ -312,3 +312,91 @@ func TestTokensOfHandOvers(t *testing.T) {
 		}
 	})
 }
+
+// intercept keeps what a node tells the store s, and answers how to deliver it.
+func intercept(f *fakeNode, s *Store) (deliver func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	channel := "holdfast:" + s.inbox.name
+	real, kept := f.subs[channel], []string(nil)
+	f.subs[channel] = func(text string) { kept = append(kept, text) }
+	return func() {
+		for _, text := range kept {
+			real(text)
+		}
+	}
+}
+
+// A message of a reservation that ended before the node answered BUSY last is stale, though the node's
+// clock, which was set back since, makes it look fresh (rule W).
+func TestGrantOlderThanItsPair(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		fs, stores := queued(t, 3, 1)
+		holder := hold(t, stores[0])
+		c, got := await(t, stores[1])
+		deliver := intercept(fs[0], stores[1])
+		holder.Release(t.Context())
+		synctest.Wait()
+		time.Sleep(holder.reserve() + time.Millisecond) // and it has not asked by itself yet
+		other := hold(t, stores[2])
+		fs[0].mu.Lock()
+		fs[0].ahead = -holder.reserve() // the reservation was made just now, by this clock
+		fs[0].mu.Unlock()
+		c.poke()
+		synctest.Wait()
+		deliver()
+		synctest.Wait()
+		c.mu.Lock()
+		if c.held {
+			t.Error("granted beside another holder")
+		}
+		c.mu.Unlock()
+		other.Release(t.Context())
+		<-got
+		c.Release(context.Background())
+		time.Sleep(time.Minute)
+	})
+}
+
+// A message counts for the owner that it names (rule X): RELEASE frees what is reserved for an earlier one.
+func TestGrantOfAnEarlierOwner(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		_, stores := queued(t, 2, 3)
+		holder := hold(t, stores[0])
+		c, got := await(t, stores[1])
+		tell := func(owner string) bool {
+			for _, p := range stores[1].peers[:2] {
+				c.mu.Lock()
+				n := c.attempt.nodes[p.index]
+				now := n.clock + stores[1].clock.Since(n.seenAt).Microseconds()
+				c.mu.Unlock()
+				c.told(p, message{wake: true, mark: now, clock: now, id: "abc", reserve: time.Second, owner: owner, released: "h1.x"})
+			}
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			return c.held
+		}
+		c.mu.Lock()
+		earlier := c.attempt.owner
+		rel := c.moveLocked(t.Context())
+		c.w.idle = true
+		c.mu.Unlock()
+		if tell(earlier) {
+			t.Error("granted by what was reserved for an earlier owner")
+		}
+		rel.send(true)
+		time.Sleep(100 * time.Millisecond) // the round that the messages asked for
+		synctest.Wait()
+		c.mu.Lock()
+		owner := c.attempt.owner
+		c.mu.Unlock()
+		if !tell(owner) {
+			t.Error("not granted by what is reserved for the present one: the test shows nothing")
+		}
+		if h := <-got; h.err != nil {
+			t.Error(h.err)
+		}
+		c.Release(t.Context())
+		holder.Release(t.Context())
+	})
+}
