@@ -30,8 +30,9 @@ and ends the work when the lease is lost.
 
 The ticket is a secret: whoever has it can extend and release the lease. With
 --ticket-file it goes to a file that only its owner can read, and extend replaces it
-there; one that holds the ticket of a lease on another key is refused. It works on this machine, until that boots again. Tickets need Linux's boot
-clock: on other systems use holdfast run.
+there; one that holds the ticket of a lease on another key is refused. It works on this
+machine, until that boots again. Tickets need Linux's boot clock: on other systems use
+holdfast run, and so with ZooKeeper, whose leases end with the process.
 
 Output with --json, one object:
   key       KEY; with key_base64 where it is not UTF-8

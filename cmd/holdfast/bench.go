@@ -42,9 +42,10 @@ where your programs run.
 It writes to the store that it measures. Its keys begin with holdfast-bench: and a random
 word, and are all released at the end, also when a signal ends it; if it is killed they
 end with their ttl of at most 15s. A Redis user with ACL rules needs the keys
-~holdfast-bench:* and ~{holdfast-bench:* too. What stays is what every key leaves: on Redis the record
-of its token, which expires by itself; in a SQLite file one row for each of the
---parallel + 1 keys.
+~holdfast-bench:* and ~{holdfast-bench:* too. What stays is what every key leaves: on Redis the
+record of its token, which expires by itself; in ZooKeeper a node that the servers remove
+after some minutes; in etcd nothing; in SQLite, PostgreSQL and MySQL one row for each of
+the --parallel + 1 keys.
 
 Exit codes: 0, and
   64   the command line is wrong

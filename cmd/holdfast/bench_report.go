@@ -20,7 +20,7 @@ import (
 // benchReport is what was measured: the object of --json.
 type benchReport struct {
 	Version     string         `json:"version"`
-	Kind        string         `json:"kind"` // "redlock", "sqlite"
+	Kind        string         `json:"kind"` // "redlock", "sqlite", "etcd" ...
 	Stores      []string       `json:"stores"`
 	Quorum      int            `json:"quorum,omitempty"`
 	Began       time.Time      `json:"began"`

@@ -16,7 +16,8 @@ const breakHelp = `Take KEY from its holder, so that another can hold it.
 
 The holder is not asked. It learns of the loss when it extends its lease the next time;
 "holdfast run" then ends its command. KEY becomes free when the holder's lease would
-have ended (on Redis after one max-ttl), and not before: two holders of Holdfast never hold
+have ended (on Redis after one max-ttl; in ZooKeeper also at once, where the holder's
+session has ended), and not before: two holders of Holdfast never hold
 it. The next one's token is larger, so that a guard refuses what the old one still writes.
 
 Another library's lock on Redis is taken as well, and is free after one max-ttl, also where

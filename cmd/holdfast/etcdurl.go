@@ -210,7 +210,7 @@ func (s etcdSpec) loginError(err error) error {
 	if errors.Is(rpctypes.Error(err), rpctypes.ErrAuthFailed) {
 		return &store.InvalidError{Field: "store", Value: s.shown(), Rule: "the server refuses the user or its password"}
 	}
-	return fmt.Errorf("%w: %s: no login: %w", store.ErrUnavailable, s.shown(), err)
+	return fmt.Errorf("%w: %s: no login: %w; %s", store.ErrUnavailable, s.shown(), err, reachAdvice)
 }
 
 // open makes a store of the cluster. Without a user nothing is sent yet: a cluster that is away

@@ -78,6 +78,21 @@ func TestEveryStore(t *testing.T) {
 	}
 }
 
+// A store that cannot be reached is told of by a line that says what to do and shows no password.
+func TestStoresAway(t *testing.T) {
+	for _, u := range []string{"redis://:hunter2@%", "etcds://%", "etcd://u:hunter2@%", "zk://u:hunter2@%", "postgres://u:hunter2@%/d", "mysql://u:hunter2@%/d"} {
+		u = strings.Replace(u, "%", "127.0.0.1:1", 1)
+		t.Run(strings.ReplaceAll(u, "/", "_"), func(t *testing.T) {
+			t.Parallel()
+			code, out, errs := verb(t, "run", "--store", u, "--nonblock", "k", "--", "echo", "ran")
+			lines := strings.Split(strings.TrimSpace(errs), "\n")
+			if code != exitFailed || out != "" || !strings.Contains(lines[len(lines)-1], reachAdvice) || strings.Contains(errs, "hunter2") {
+				t.Errorf("code %d: %s", code, errs)
+			}
+		})
+	}
+}
+
 // everyVerb runs the command with one store.
 type everyVerb struct {
 	*testing.T

@@ -79,10 +79,13 @@ const (
 // advice is what a user of the command can do about an error of the store, or empty.
 func advice(err error) string {
 	dial, _ := errors.AsType[*net.OpError](err)
+	says := func(text string) bool { return strings.Contains(err.Error(), text) }
 	switch {
-	case strings.Contains(err.Error(), "TLS certificate is not trusted"):
+	case says("TLS certificate is not trusted"):
 		return "they are tls-ca= and tls-server-name= in the URL"
-	case dial != nil && dial.Op == "dial":
+	case says("x509: "):
+		return "see tls-ca= and tls-server-name= (sslrootcert= of postgres) in holdfast run --help"
+	case dial != nil && dial.Op == "dial", says("Error while dialing"), says("there is no session with ZooKeeper"):
 		return reachAdvice
 	}
 	return ""

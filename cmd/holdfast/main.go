@@ -90,8 +90,8 @@ const rootHelp = `Distributed locks that stay correct when a lock service alone 
   bench                      measure a store
 
 Locks are in a store: a SQLite file of this machine, a Redis server, or several for
-Redlock; holdfast run --help tells how to name it. The exit codes mean the same
-everywhere:
+Redlock, an etcd cluster, a ZooKeeper ensemble, PostgreSQL, MySQL or MariaDB; holdfast run
+--help tells how to name it. The exit codes mean the same everywhere:
   1    another holds the key; of fence: the token is stale
   2    nobody holds the key that status or break was asked about
   64   the command line is wrong

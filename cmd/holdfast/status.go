@@ -24,7 +24,7 @@ that is not free yet.
 
 Waiters are shown in the order in which they get KEY, at most 20, with --json 100. They
 are those in the store's queue: of several in one process only the first is there, one
-that died may still be, and where waiting polls, as on SQLite, there are none. A waiter
+that died may still be, and where waiting polls, as with SQL, there are none. A waiter
 whose turn has come is shown as the holder at once.
 
 Output with --json, one object:

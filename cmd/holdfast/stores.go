@@ -42,11 +42,13 @@ Parameters of one kind of store:
             sentinel-password-file=PATH           of the Sentinels
   etcd      epoch=N       a larger one after each restore of the cluster from a snapshot
             cluster=NAME  the cluster's name, where its clients reach it by different hosts
-  zk        session-timeout=30s   twice the longest ttl; about as long a holder that dies
-            keeps the others waiting. ZooKeeper has no TLS here
+  zk        session-timeout=30s   twice the longest ttl; a holder that dies keeps the others
+            waiting for about as long. There is no TLS
   postgres  notify=1      releases wake waiters; and the parameters of psql, such as
             sslmode, sslrootcert, sslcert and sslkey in place of those of TLS
   mysql     tls=true, false, skip-verify or preferred
+An etcd cluster takes a --ttl from 2s on, in whole seconds; with a user in its URL, holdfast
+logs in first, and ends where it cannot.
 Special characters are written as %XX: / ? # % @ in a password are %2F %3F %23 %25 %40, and
 in a path ? # % are %3F %23 %25.
 Everybody on the machine can read a command line: a password belongs into HOLDFAST_STORE, the

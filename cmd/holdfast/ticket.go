@@ -30,7 +30,7 @@ user of the machine to see. It need not:
   HOLDFAST_TICKET=... holdfast VERB  reads it from the environment
 The store is the one of acquire: give the same --store, or HOLDFAST_STORE. A ticket works
 on the machine that printed it, until that boots again. Tickets need Linux's boot clock: on
-other systems use holdfast run.`
+other systems use holdfast run, and so with ZooKeeper, whose leases end with the process.`
 
 // checkTickets refuses a system that has no tickets, before anything is waited for: they need
 // a clock that all processes share, that counts sleep, and that nobody can set.
