@@ -26,6 +26,7 @@ type Lease struct {
 	granted clock.Instant // stamped before the request of the grant
 
 	mu        sync.Mutex
+	sent      clock.Instant // stamped before the request that the store has promised something last
 	until     clock.Instant // end of the validity, as far as the store has promised
 	pace      time.Duration // every, or less where the store promised less than was asked
 	short     bool          // the store promised less at the grant, and asked to be extended soon
@@ -87,7 +88,7 @@ func newLease(g *granting) *Lease {
 // place where a validity is computed. l.mu is held, or l is new.
 func (l *Lease) promise(sent clock.Instant, ttl time.Duration) {
 	validity := store.Validity(ttl, 0) - l.k.o.Margin
-	l.until, l.pace, l.short = sent.Add(validity), l.every, false
+	l.sent, l.until, l.pace, l.short = sent, sent.Add(validity), l.every, false
 	if validity < store.Validity(l.k.o.TTL, 0)-l.k.o.Margin {
 		l.pace = min(l.every, max(0, validity)/2)
 	}
@@ -285,7 +286,7 @@ func (l *Lease) alarm(now clock.Instant) Event {
 	}
 	var e Event
 	if l.every > 0 && l.trouble == nil && now.Until(l.until.Add(-l.lead)) <= 0 {
-		e = l.fail(fmt.Errorf("%w: no extension has been answered for %v", ErrUncertain, round(l.pace)), now)
+		e = l.fail(fmt.Errorf("%w: no extension has been answered for %v", ErrUncertain, round(now.Since(l.sent))), now)
 	}
 	l.k.f.sched.look(l, now)
 	return e
@@ -745,7 +746,8 @@ func (l *Lease) discard() <-chan struct{} {
 // machine and boot can take it over by [Locker.Adopt]. This Lease then ends with
 // [ErrHandedOver], and its Release sends nothing. Where Ticket fails, the lease goes on:
 // [ErrUnsupported] where the store has no tickets, [ErrLost] where it is lost. A ticket is
-// a bearer secret, and lapses when the ttl does.
+// a bearer secret, and lapses when the ttl does. A lease that has just been handed over is extended first,
+// for up to a third of the ttl; where that fails, Ticket does, with the store's error.
 func (l *Lease) Ticket() (string, error) {
 	text, err := l.ticket()
 	if err != nil {

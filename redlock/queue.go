@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -188,6 +190,7 @@ func (b *inbox) linger(ctx context.Context, gen int) {
 		case <-ctx.Done():
 			return
 		}
+		b.sweep()
 		b.mu.Lock()
 		if rest = lingering; b.waiting == 0 {
 			rest = b.left + lingering - b.s.age()
@@ -199,6 +202,20 @@ func (b *inbox) linger(ctx context.Context, gen int) {
 			clear(b.claims) // none of them waits
 		}
 		b.mu.Unlock()
+	}
+}
+
+// sweep forgets claims that were granted by hand-over and have lapsed, of callers who do not release.
+func (b *inbox) sweep() {
+	b.mu.Lock()
+	claims := slices.Collect(maps.Values(b.claims))
+	b.mu.Unlock()
+	for _, c := range claims {
+		c.mu.Lock()
+		if c.handed && c.taken && b.s.clock.Passed(c.until) {
+			b.leave(c)
+		}
+		c.mu.Unlock()
 	}
 }
 
