@@ -20,14 +20,12 @@ type session struct {
 	asked time.Duration // the timeout
 	auth  []byte        // of the scheme digest; nil for none
 
-	dialled chan struct{} // closed when conn is set
 	closing chan struct{} // closed by Close
 
 	mu      sync.Mutex
 	link    *link
 	life    *life         // nil where no session stands
 	up      bool          // requests are sent
-	authed  bool          // the client library knows the credentials
 	changed chan struct{} // closed and replaced when up changes
 	synced  chan struct{} // closed and replaced when a sync has been sent
 	watches map[string]*watch
@@ -58,8 +56,7 @@ func (l *life) over() bool { return l.ctx.Err() != nil }
 
 func dial(servers []string, timeout time.Duration, auth []byte) (*session, error) {
 	s := &session{
-		asked: timeout, auth: auth, authed: auth == nil,
-		dialled: make(chan struct{}), closing: make(chan struct{}), changed: make(chan struct{}), synced: make(chan struct{}),
+		asked: timeout, auth: auth, closing: make(chan struct{}), changed: make(chan struct{}), synced: make(chan struct{}),
 		watches: map[string]*watch{},
 	}
 	conn, _, err := zk.Connect(servers, timeout,
@@ -69,7 +66,6 @@ func dial(servers []string, timeout time.Duration, auth []byte) (*session, error
 		return nil, &store.InvalidError{Field: "Servers", Rule: oneLine(err)}
 	}
 	s.conn = conn
-	close(s.dialled)
 	return s, nil
 }
 
@@ -129,31 +125,35 @@ func (s *session) begin() {
 		s.life = &life{id: id, ctx: ctx, end: cancel}
 	}
 	s.life.timeout, s.life.least = timeout, timeout > s.asked
-	if !s.authed {
-		go s.authenticate(s.link)
+	if len(s.watches) == 0 {
+		s.set(true)
 		return
 	}
-	s.set(true)
+	// The client library sets its watches again first; it does not bear answers to other requests
+	// before. Where it has none after all, nothing says so.
+	l := s.link
+	time.AfterFunc(watchesLimit, func() { s.watching(l) })
 }
 
-// authenticate gives the credentials to the client library, which sends them again for each later
-// connection before anything else.
-func (s *session) authenticate(l *link) {
-	<-s.dialled
-	defer s.watchdog(s.asked)()
-	err := s.conn.AddAuth("digest", s.auth)
+// watchesLimit is how long a connection waits for the request that sets watches again.
+const watchesLimit = 100 * time.Millisecond
+
+// watching takes note that watches have been set again.
+func (s *session) watching(l *link) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err != nil {
-		return // the next connection tries again
-	}
-	s.authed = true
-	if s.link == l && s.life != nil {
+	if s.link == l && s.life != nil && len(l.head) == headLen && !l.down {
 		s.set(true)
 	}
 }
 
-func (s *session) down() { s.set(false) }
+// down takes note that the connection has gone. mu is held.
+func (s *session) down() {
+	if s.link != nil {
+		s.link.down = true
+	}
+	s.set(false)
+}
 
 // end ends the life. mu is held.
 func (s *session) end() {
@@ -300,7 +300,7 @@ func (s *session) dial(network, addr string, timeout time.Duration) (net.Conn, e
 	if err != nil {
 		return nil, err
 	}
-	l := &link{Conn: c, limit: patience(s.asked), synced: s.sent}
+	l := &link{Conn: c, s: s, limit: patience(s.asked)}
 	s.mu.Lock()
 	s.link = l
 	s.mu.Unlock()
@@ -311,9 +311,11 @@ func (s *session) dial(network, addr string, timeout time.Duration) (net.Conn, e
 // library does not tell the timeout that the server has granted.
 type link struct {
 	net.Conn
-	limit  time.Duration // for the answer to the handshake; the library would wait for many timeouts
-	head   []byte
-	synced func() // called when a sync has been sent
+	limit time.Duration // for the answer to the handshake; the library would wait for many timeouts
+	s     *session
+	head  []byte
+	asked bool // the handshake has been sent
+	down  bool // the client library has given it up; session.mu guards it
 }
 
 // headLen is up to the end of the session's id: length, version, timeout, id.
@@ -327,16 +329,52 @@ func (l *link) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// opSync is the kind of a sync: what the client library writes at once is a request, of which the third
-// word is the kind.
-const opSync = 9
+// Kinds of requests. What the client library writes at once is a request, of which the third word is
+// the kind, but for the first one.
+const (
+	opSync       = 9
+	opAuth       = 100
+	opSetWatches = 101
+)
 
+// Write sends the credentials right behind the handshake, before any other request: the client
+// library would wait for an answer to them. The answer is passed over by its number.
 func (l *link) Write(b []byte) (int, error) {
+	if !l.asked {
+		l.asked = true
+		n, err := l.Conn.Write(append(b[:len(b):len(b)], l.s.credentials()...))
+		return min(n, len(b)), err
+	}
 	n, err := l.Conn.Write(b)
-	if len(b) >= 12 && binary.BigEndian.Uint32(b[8:]) == opSync && len(l.head) == headLen {
-		l.synced()
+	if len(b) >= 12 {
+		switch binary.BigEndian.Uint32(b[8:]) {
+		case opSync:
+			l.s.sent()
+		case opSetWatches:
+			l.s.watching(l)
+		}
 	}
 	return n, err
+}
+
+// authXid is the number of a request with credentials.
+const authXid = -4
+
+// credentials are a request, or nothing.
+func (s *session) credentials() []byte {
+	if s.auth == nil {
+		return nil
+	}
+	const scheme = "digest"
+	number := int32(authXid)
+	b := make([]byte, 4, 64)
+	b = binary.BigEndian.AppendUint32(b, uint32(number))
+	b = binary.BigEndian.AppendUint32(b, opAuth)
+	b = binary.BigEndian.AppendUint32(b, 0)
+	b = append(binary.BigEndian.AppendUint32(b, uint32(len(scheme))), scheme...)
+	b = append(binary.BigEndian.AppendUint32(b, uint32(len(s.auth))), s.auth...)
+	binary.BigEndian.PutUint32(b, uint32(len(b)-4))
+	return b
 }
 
 func (l *link) SetReadDeadline(t time.Time) error {
