@@ -93,7 +93,7 @@ func declaring(t *testing.T, dir, test string) string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if regexp.MustCompile(`(?m)^func ` + test + `\(\w+ \*testing\.[TF]\) \{`).MatchString(text(t, name)) {
+		if regexp.MustCompile(`(?m)^func ` + test + `\(\w+ \*testing\.[TF]\) +\{`).MatchString(text(t, name)) {
 			return name
 		}
 	}
