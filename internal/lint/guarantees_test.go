@@ -30,7 +30,7 @@ type named struct {
 	rules                       []string
 }
 
-var namedPattern = regexp.MustCompile("`([a-z]+)\\.((?:Test|Fuzz)\\w+)(?:/(\\w+))?`((?: [A-Z]\\b)*)")
+var namedPattern = regexp.MustCompile("`([a-z]+)\\.((?:Test|Fuzz|Benchmark)\\w+)(?:/(\\w+))?`((?: [A-Z]\\b)*)")
 
 // namedTests returns the tests that a document names.
 func namedTests(t *testing.T, document string) (all []named) {
@@ -93,7 +93,7 @@ func declaring(t *testing.T, dir, test string) string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if regexp.MustCompile(`(?m)^func ` + test + `\(\w+ \*testing\.[TF]\) +\{`).MatchString(text(t, name)) {
+		if regexp.MustCompile(`(?m)^func ` + test + `\(\w+ \*testing\.[TFB]\) +\{`).MatchString(text(t, name)) {
 			return name
 		}
 	}
