@@ -3,16 +3,18 @@ package main
 import (
 	"encoding/json"
 	"maps"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/holdfast-go/holdfast/servertest"
 )
 
 // everyTTL is one that each store takes; etcd has none below 2 s.
-const everyTTL = "4s"
+const everyTTL = "3s"
 
 // everyStore are the stores of the command's table: how to start each, and its URLs, with spaces
 // between them. A lock that is broken is free after [everyTTL] at the latest.
@@ -44,7 +46,7 @@ var everyStore = map[string]func(t *testing.T) string{
 		return "etcds://" + server.Addr() + "?tls-ca=" + param(certs.CA)
 	},
 	"zk": func(t *testing.T) string {
-		return "zk://bob:hunter2@" + servertest.ZooKeeper(t, servertest.ZooKeeperConfig("tickTime", "500")).Addr() + "/apps?session-timeout=8s"
+		return "zk://bob:hunter2@" + servertest.ZooKeeper(t, servertest.ZooKeeperConfig("tickTime", "500")).Addr() + "/apps?session-timeout=6s"
 	},
 	"postgres": func(t *testing.T) string { return servertest.PostgreSQL(t).URL("") + "&notify=1" },
 	"mysql":    func(t *testing.T) string { return servertest.MariaDB(t).URL("") },
@@ -71,7 +73,7 @@ func TestEveryStore(t *testing.T) {
 			} else {
 				e.tickets()
 			}
-			e.breaks()
+			e.ends()
 			e.list(name == "redis+cluster")
 			e.bench()
 		})
@@ -90,6 +92,26 @@ func TestStoresAway(t *testing.T) {
 				t.Errorf("code %d: %s", code, errs)
 			}
 		})
+	}
+}
+
+// What docs/choosing-a-store.md says of the smallest and the largest ttl.
+func TestTTLBounds(t *testing.T) {
+	const whole = 10 * 365 * 24 * time.Hour
+	for url, want := range map[string][2]time.Duration{
+		"sqlite:" + t.TempDir() + "/x":        {100 * time.Millisecond, whole},
+		"redis://127.0.0.1:1":                 {100 * time.Millisecond, 30 * time.Second},
+		"redis://127.0.0.1:1?max-ttl=9s":      {100 * time.Millisecond, 9 * time.Second},
+		"etcd://127.0.0.1:1":                  {2 * time.Second, whole},
+		"zk://127.0.0.1:1":                    {100 * time.Millisecond, 15 * time.Second},
+		"zk://127.0.0.1:1?session-timeout=1m": {100 * time.Millisecond, 30 * time.Second},
+		"postgres://127.0.0.1:1/d":            {100 * time.Millisecond, whole},
+		"mysql://127.0.0.1:1/d":               {100 * time.Millisecond, whole},
+	} {
+		st, _ := openURL(t, url)
+		if i := st.Info(); i.MinTTL != want[0] || i.MaxTTL != want[1] {
+			t.Errorf("%s: from %v to %v, want %v", url, i.MinTTL, i.MaxTTL, want)
+		}
 	}
 }
 
@@ -117,10 +139,9 @@ func (e *everyVerb) verb(want int, args ...string) string {
 }
 
 // token is the one that run gives its command.
-func (e *everyVerb) token(args ...string) int64 {
+func (e *everyVerb) token(key string) int64 {
 	e.Helper()
-	args = append(append([]string{"run", "--ttl", everyTTL, "-w", "60s"}, args...), "k", "--", "sh", "-c", "echo $HOLDFAST_TOKEN")
-	text := strings.TrimSpace(e.verb(0, args...))
+	text := strings.TrimSpace(e.verb(0, "run", "--ttl", everyTTL, "-w", "60s", key, "--", "sh", "-c", "echo $HOLDFAST_TOKEN"))
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n <= 0 {
 		e.Fatalf("the token is %q", text)
@@ -128,9 +149,9 @@ func (e *everyVerb) token(args ...string) int64 {
 	return n
 }
 
-func (e *everyVerb) status(want int) (h holderJSON) {
+func (e *everyVerb) status(want int, key string) (h holderJSON) {
 	e.Helper()
-	if err := json.Unmarshal([]byte(e.verb(want, "status", "--json", "k")), &h); err != nil {
+	if err := json.Unmarshal([]byte(e.verb(want, "status", "--json", key)), &h); err != nil {
 		e.Fatal(err)
 	}
 	return h
@@ -142,7 +163,7 @@ func (e *everyVerb) run() {
 	e.Helper()
 	var last int64
 	for range 3 {
-		n := e.token()
+		n := e.token("k")
 		if n <= last {
 			e.Errorf("token %d after %d", n, last)
 		}
@@ -153,7 +174,7 @@ func (e *everyVerb) run() {
 	if !strings.Contains(out, `"state":"held","label":"me"`) || !strings.Contains(out, "code 1\n") || strings.Contains(out, "overlap") {
 		e.Errorf("inside of run: %s", out)
 	}
-	if h := e.status(exitFree); h.State != "free" {
+	if h := e.status(exitFree, "k"); h.State != "free" {
 		e.Errorf("after run: %+v", h)
 	}
 }
@@ -161,7 +182,7 @@ func (e *everyVerb) run() {
 func (e *everyVerb) tickets() {
 	e.Helper()
 	first := strings.TrimSpace(e.verb(0, "acquire", "--ttl", everyTTL, "-w", "60s", "--label", "holder", "k"))
-	if h := e.status(0); h.State != "held" || h.Label != "holder" {
+	if h := e.status(0, "k"); h.State != "held" || h.Label != "holder" {
 		e.Errorf("after acquire: %+v", h)
 	}
 	if out := e.verb(exitConflict, "run", "-n", "--ttl", everyTTL, "k", "--", "echo", "overlap"); !strings.Contains(out, "held") || strings.Contains(out, "overlap") {
@@ -172,7 +193,7 @@ func (e *everyVerb) tickets() {
 	if out := e.verb(exitLost, "extend", second); !strings.Contains(out, "lost") {
 		e.Errorf("extend after release: %s", out)
 	}
-	e.status(exitFree)
+	e.status(exitFree, "k")
 }
 
 func (e *everyVerb) noTickets() {
@@ -181,33 +202,54 @@ func (e *everyVerb) noTickets() {
 	if !strings.Contains(out, "has no tickets") || !strings.Contains(out, "use holdfast run") {
 		e.Errorf("acquire: %s", out)
 	}
-	e.status(exitFree)
+	e.status(exitFree, "k")
 }
 
-// breaks takes the key from a run: its command is ended, and the next one has a larger token.
-func (e *everyVerb) breaks() {
+// hold has the key held by a run of the command, until the file stop is there, or dir is not.
+func (e *everyVerb) hold(key string) (p *process, dir string) {
 	e.Helper()
-	dir := e.TempDir()
-	before := e.token()
-	p := launchIn(e.T, e.env, dir, "run", "--ttl", everyTTL, "-w", "60s", "--grace", "300ms", "k", "--", "sh", "-c", "touch started; exec sleep 600")
+	dir = e.TempDir()
+	p = launchIn(e.T, e.env, dir, "run", "--ttl", everyTTL, "-w", "60s", "--grace", "300ms", key, "--",
+		"sh", "-c", "touch started; while [ -e started ] && [ ! -e stop ]; do sleep 0.1; done")
 	eventually(e.T, "the command runs", func() bool { return exists(dir + "/started") })
-	if out := e.verb(exitUsage, "break", "k"); !strings.Contains(out, "nothing was done") {
+	return p, dir
+}
+
+// ends breaks a key and kills the holder of another one. The next one has each of them when the
+// former lease has ended, and a larger token.
+func (e *everyVerb) ends() {
+	e.Helper()
+	broken, dead := e.token("broken"), e.token("dead")
+	killed, dir := e.hold("dead")
+	if err := killed.Process.Kill(); err != nil {
+		e.Fatal(err)
+	}
+	if err := os.WriteFile(dir+"/stop", nil, 0o600); err != nil { // where the command outlives it
+		e.Fatal(err)
+	}
+	if h := e.status(0, "dead"); h.State != "held" {
+		e.Errorf("after the holder's death: %+v", h)
+	}
+	p, _ := e.hold("broken")
+	if out := e.verb(exitUsage, "break", "broken"); !strings.Contains(out, "nothing was done") {
 		e.Errorf("break without --owner: %s", out)
 	}
-	owner := e.status(0).Owner
-	if out := e.verb(exitConflict, "break", "--owner", "another", "k"); !strings.Contains(out, "nothing was done") {
+	if out := e.verb(exitConflict, "break", "--owner", "another", "broken"); !strings.Contains(out, "nothing was done") {
 		e.Errorf("break of another: %s", out)
 	}
-	if out := e.verb(0, "break", "--owner", owner, "k"); !strings.Contains(out, "was held by") {
+	owner := e.status(0, "broken").Owner
+	if out := e.verb(0, "break", "--owner", owner, "broken"); !strings.Contains(out, "was held by") {
 		e.Errorf("break: %s", out)
 	}
 	if code := p.code(); code != exitLost || !strings.Contains(p.err.String(), "lost") {
 		e.Errorf("run ends with %d after break: %s", code, p.err.String())
 	}
-	if after := e.token(); after <= before {
-		e.Errorf("token %d after %d", after, before)
+	for key, before := range map[string]int64{"broken": broken, "dead": dead} {
+		if after := e.token(key); after <= before+1 {
+			e.Errorf("token %d after the holder's of %s, which came after %d", after, key, before)
+		}
 	}
-	if out := e.verb(exitFree, "break", "--force", "k"); !strings.Contains(out, "nobody holds") {
+	if out := e.verb(exitFree, "break", "--force", "broken"); !strings.Contains(out, "nobody holds") {
 		e.Errorf("break of a free key: %s", out)
 	}
 }
@@ -234,7 +276,7 @@ func (e *everyVerb) list(cannot bool) {
 func (e *everyVerb) bench() {
 	e.Helper()
 	var r benchReport
-	if err := json.Unmarshal([]byte(e.verb(0, "bench", "--json", "-d", "200ms", "-p", "2", "-c", "2")), &r); err != nil {
+	if err := json.Unmarshal([]byte(e.verb(0, "bench", "--json", "-d", "100ms", "-p", "2", "-c", "2")), &r); err != nil {
 		e.Fatal(err)
 	}
 	for _, o := range r.Operations {
