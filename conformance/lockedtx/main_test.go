@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 	if err := mysql.SetLogger(&mysql.NopLogger{}); err != nil { // it tells of every lost connection
 		panic(err)
 	}
-	kit.Main(m, map[string]func(){"worker": workerChild, "holder": holderChild})
+	kit.Main(m, map[string]func(){"worker": workerChild, "holder": holderChild, "sleeper": sleeperChild})
 }
 
 // engine is a kind of database, and how applications may have configured it.

@@ -64,7 +64,11 @@ func (g *Guard) early(ctx context.Context, resource string, err error) (next, er
 			return unlock, err
 		}
 	case sqlerr.Connection:
-		if !errors.Is(err, errSlow) {
+		switch {
+		case errors.Is(err, errSlow):
+		case errors.Is(err, fence.ErrBusy):
+			return unlock, err
+		default:
 			return redial, err
 		}
 	}
@@ -148,9 +152,12 @@ func (g *Guard) answerWait() time.Duration {
 }
 
 // lockError makes a lock wait of what the guard's own timer ended, where that timer is what
-// bounds the wait.
+// bounds the wait, and of what a time-out for statements did.
 func (g *Guard) lockError(ctx context.Context, err error) error {
-	if err != nil && errors.Is(err, errSlow) && ctx.Err() == nil && !g.e.bounds() {
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	if errors.Is(err, errSlow) && !g.e.bounds() || sqlerr.StatementTimeout(err) {
 		return &fence.Error{Kind: fence.ErrBusy, Err: err}
 	}
 	return err

@@ -119,6 +119,16 @@ func MySQL(err error) Kind {
 	return Refused
 }
 
+// StatementTimeout reports whether a server of PostgreSQL or MySQL has cancelled the statement,
+// as for a limit on its time, so that it has written nothing.
+func StatementTimeout(err error) bool {
+	switch MySQLNumber(err) {
+	case 1317, 1969, 3024:
+		return true
+	}
+	return SQLState(err) == "57014"
+}
+
 // Result codes of SQLite, see https://www.sqlite.org/rescode.html
 const (
 	SQLiteError        = 1

@@ -90,3 +90,16 @@ func TestKinds(t *testing.T) {
 		}
 	}
 }
+
+func TestStatementTimeout(t *testing.T) {
+	for _, err := range []error{pg("57014"), wrapped(my(1969)), joined(my(3024)), my(1317)} {
+		if !StatementTimeout(err) {
+			t.Errorf("%v is none", err)
+		}
+	}
+	for _, err := range []error{pg("57P01"), pg("55P03"), my(1205), modernError(9), text("what")} {
+		if StatementTimeout(err) {
+			t.Errorf("%v is one", err)
+		}
+	}
+}
