@@ -524,19 +524,25 @@ func (c *claim) begin(r *round, usable []*peer, now clock.Instant) error {
 	return nil
 }
 
+// lead is by how much, in us, a stamp that shall be above the marks is ahead of them.
+func (s *Store) lead() int64 { return min(s.roundTrip(), aheadLimit/4).Microseconds() }
+
 // beginParked asks for a place at the nodes that are listened to, and returns the least stamp for
 // that. It must be above the marks when it arrives: those of nearer clients go on meanwhile.
 // Whatever has woken the claim is answered by this round. c.mu is held.
 func (c *claim) beginParked(r *round, usable []*peer, wall int64) (stamp int64) {
 	w := c.w
-	lead := min(c.s.roundTrip(), aheadLimit/4).Microseconds()
+	if c.seen == 0 {
+		c.seen = c.s.inbox.recent(c.vote, wall)
+	}
+	lead := c.s.lead()
 	switch {
 	case w.hint > 0: // the vote is kept for it
 		stamp = w.hint + 1
 	case w.unplaced:
-		stamp = max(wall+2*lead, c.seen+1+2*lead)
+		stamp = max(wall, c.seen+1) + 2*lead
 	default:
-		stamp = wall + lead
+		stamp = max(wall, c.seen+1) + lead
 	}
 	w.hint, w.ask, w.stray, w.next, w.idle = 0, false, false, clock.Instant{}, false
 	w.stopGrace()
@@ -610,6 +616,9 @@ func (c *claim) book(a *attempt, p *peer, stamp int64, t0 clock.Instant, ans ans
 	}
 	if ans.place > 0 && c.w != nil && c.w.since.IsZero() {
 		c.w.since = c.s.clock.Now()
+	}
+	if parked && ans.kind == busy && ans.place == 0 {
+		c.displaced(a)
 	}
 	if ans.kind == ok {
 		n.marked = max(n.marked, stamp)

@@ -49,11 +49,18 @@ type inbox struct {
 	on      atomic.Bool       // stop is set: the store is subscribed
 	claims  map[string]*claim // those that wait, or were granted by hand-over, by every owner that they have been parked under
 	waiting int               // claims in it
+	last    lastGrant         // of the claims that waited
 	gen     int               // of subscriptions: messages of earlier ones do not count
 	stop    context.CancelFunc
 	left    time.Duration // age of the store when the last claim left; where waiting is zero
 	subs    []subscription
 	poked   bool // everybody will be poked soon
+}
+
+// lastGrant is a lease.
+type lastGrant struct {
+	vote  string
+	token int64
 }
 
 // subscription is that of one node.
@@ -77,6 +84,7 @@ type waiting struct {
 	asked    bool          // it has asked for its rank since
 	next     clock.Instant // when the reservation of the one before it ends
 	unplaced bool          // the last round's stamp was too low for a place
+	repeated int           // times that it has asked again for that
 	counts   bool          // among those in the inbox that wait
 	idle     bool          // no round is under way: a grant by hand-over counts
 	grace    *time.Timer   // for the messages of other nodes, until it asks
@@ -130,6 +138,20 @@ func (b *inbox) leave(c *claim) {
 	c.signalLocked()
 	c.w.woken, c.w.owners = nil, nil
 	b.discount(c.w)
+	if c.held {
+		b.last = lastGrant{c.vote, int64(c.token)}
+	}
+}
+
+// recent is the token of the last lease, where it was for the same key: the marks stand there, which may
+// be ahead of our clock.
+func (b *inbox) recent(vote string, wall int64) int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.last.vote != vote || b.last.token > wall+aheadLimit.Microseconds() {
+		return 0
+	}
+	return b.last.token
 }
 
 // discount books that a claim does not wait any more. b.mu is held.
@@ -149,6 +171,7 @@ func (b *inbox) served(c *claim) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.discount(c.w)
+	b.last = lastGrant{c.vote, int64(c.token)}
 }
 
 // returned undoes served: the claim waits again.
@@ -474,19 +497,48 @@ func (c *claim) signalLocked() {
 	}
 }
 
+// maxRepeated bounds how often a claim asks again at once for its places: after that it polls.
+const maxRepeated = 4
+
+// displaced has a claim that waits ask again where an answer, which came after the round, leaves it places
+// on fewer than Q nodes. c.mu is held.
+func (c *claim) displaced(a *attempt) {
+	if c.w == nil || c.attempt != a || c.held || c.w.repeated >= maxRepeated {
+		return
+	}
+	places := 0
+	for _, n := range a.nodes {
+		if n.place > 0 || n.parks > 0 {
+			places++
+		}
+	}
+	if places >= c.s.q {
+		return
+	}
+	c.w.repeated++
+	c.w.unplaced = true
+	c.pokeLocked()
+}
+
 // somewhere is the place of a claim that has one, where it does not know which.
 const somewhere = 1 << 40
 
-// placed books that a RELEASE has parked the attempt at p.
-func (c *claim) placed(a *attempt, p *peer) {
+// placed books whether a RELEASE has parked the attempt at p. Only the first answer says that it has not.
+func (c *claim) placed(a *attempt, p *peer, yes, first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := &a.nodes[p.index]
-	if n.stays = true; n.place == 0 {
-		n.place = somewhere
-	}
-	if c.w != nil && c.w.since.IsZero() {
-		c.w.since = c.s.clock.Now()
+	switch {
+	case yes:
+		if n.stays = true; n.place == 0 {
+			n.place = somewhere
+		}
+		if c.w != nil && c.w.since.IsZero() {
+			c.w.since = c.s.clock.Now()
+		}
+	case first && !n.stays:
+		n.place, n.parks = 0, max(0, n.parks-1)
+		c.displaced(a)
 	}
 }
 

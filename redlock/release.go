@@ -216,6 +216,7 @@ func (c *claim) moveLocked(ctx context.Context) *releasing {
 	if n := min(len(marks), c.s.q); n > 0 { // no single clock steers the claim (rule T)
 		stamp = max(stamp, nthSmallest(n, marks)+1)
 	}
+	stamp += c.s.lead() // the marks go on while it is on its way
 	moved := c.attempt
 	rel := c.releaseLocked(ctx)
 	next := c.newAttempt(newOwner(c.birth, c.s.inbox.name, c.label).text)
@@ -481,8 +482,8 @@ func kindOfRelease(did released, err error) kind {
 // deliver books an answer. Only the first request to a node tells whether the vote was
 // there: a repeated one may find that an earlier one, whose reply was lost, deleted it.
 func (r *releasing) deliver(p *peer, did released, err error, first bool) {
-	if did.placed {
-		r.c.placed(r.next, p)
+	if r.next != nil && err == nil {
+		r.c.placed(r.next, p, did.placed, first)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
