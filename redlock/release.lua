@@ -9,13 +9,14 @@
 local call, pcall, vote = redis.call, redis.pcall, KEYS[1]
 local cur, stamp, leave, reserve, next = pcall('GET', vote), ARGV[2], ARGV[3] == '1', ARGV[4] or '0', ARGV[6]
 local freed = cur == ARGV[1] -- rule D; the key may also hold another kind of value by now
-if freed and stamp == '0' and not leave and not next and (reserve == '0' or pcall('EXISTS', KEYS[3]) == 0) then
-  return call('DEL', vote)
-end
+local w = freed and reserve ~= '0' and not leave and pcall('ZPOPMIN', KEYS[3])[1] -- who waits; none in an error
+if freed and stamp == '0' and not leave and not next and not w then return call('DEL', vote) end
 if type(cur) == 'table' and not string.find(cur.err, 'WRONGTYPE', 1, true) then return cur end
 local mark, queue, owner = KEYS[2], KEYS[3], ARGV[1]
-if leave then pcall('ZREM', queue, owner) end
-local w = freed and reserve ~= '0' and pcall('ZPOPMIN', queue)[1] -- who waits; none in an error
+if leave then
+  pcall('ZREM', queue, owner)
+  w = freed and reserve ~= '0' and pcall('ZPOPMIN', queue)[1]
+end
 
 local failed, wrote, early, t, now, f, checked -- f: the mark
 if w or next or stamp ~= '0' then
@@ -27,7 +28,7 @@ if w or next or stamp ~= '0' then
   if F > f then f = F end -- rule R
 end
 local function raise(s) -- the mark, and reports whether it could
-  local r = pcall('SET', mark, s, 'PX', @LIFE@)
+  local r = pcall('SET', mark, s, 'PX', '@LIFE@')
   if r.err then failed = r; return false end
   f, wrote = s + 0, true
   return true
@@ -42,22 +43,25 @@ if next then
   if s > f and s <= now + @AHEAD@ then
     if birth + 0 > now then birth = string.format('%.0f', now) end
     pcall('ZADD', queue, 'NX', birth, next)
-    pcall('PEXPIRE', queue, @QUEUELIFE@)
+    pcall('PEXPIRE', queue, '@QUEUELIFE@')
     if type(pcall('ZSCORE', queue, next)) == 'string' then answer, wrote = answer + 2, true end
   end
 end
 
-local function inbox(of) return 'holdfast:' .. (string.match(of, '^h1%.%d+%.(%x+)%.') or '') end
+local function inbox(of) -- h1.BIRTH.INBOX.RANDOM
+  local stop = string.find(of, '.', 21, true)
+  return 'holdfast:' .. (stop and string.sub(of, 21, stop - 1) or '')
+end
 -- Answers how many subscribers of a waiter's process this server told; nothing where that is not allowed.
-local function tell(to, what)
-  local n = pcall('PUBLISH', inbox(to), what)
+local function tell(channel, what)
+  local n = pcall('PUBLISH', channel, what)
   return type(n) == 'number' and n
 end
 local direct, token = w and @ADMITTED@, ARGV[5] -- direct: what is reserved is a grant
 -- Whether a waiter's process lives. PUBLISH tells that too, but too late for a grant: subscribers of a
 -- replica hear it, and are not counted.
-local function listens(to)
-  local n = pcall('PUBSUB', 'NUMSUB', inbox(to))
+local function listens(channel)
+  local n = pcall('PUBSUB', 'NUMSUB', channel)
   direct = not n.err
   return n[2] ~= 0
 end
@@ -77,9 +81,10 @@ local function waited(w) return now - (tonumber(string.sub(w, 4, 19)) or 0) > 10
 if freed then
   local kept
   while w do
-    if w ~= owner and (not direct or listens(w)) then
+    local channel = inbox(w)
+    if w ~= owner and (not direct or listens(channel)) then
       local what, reserved, granted = keep(w)
-      local n = tell(w, what .. w .. ' ' .. owner .. ' ' .. vote)
+      local n = tell(channel, what .. w .. ' ' .. owner .. ' ' .. vote)
       kept = reserved
       if n and (n > 0 or granted) then break end -- what is granted is never given to another
       kept = false
@@ -89,7 +94,7 @@ if freed then
   if not kept then call('DEL', vote) end
   -- Who is next in line by now, and has waited for so long that its timers are slow, learns when the reservation ends.
   local n = kept and waited(w) and pcall('ZRANGE', queue, 0, 0)[1]
-  while n and waited(n) and (tell(n, 'w1 next ' .. reserve .. ' ' .. n .. ' ' .. vote) or 0) == 0 do
+  while n and waited(n) and (tell(inbox(n), 'w1 next ' .. reserve .. ' ' .. n .. ' ' .. vote) or 0) == 0 do
     if pcall('ZREM', queue, n) ~= 1 then break end -- writes are refused: it would come again for ever
     n = pcall('ZRANGE', queue, 0, 0)[1]
   end

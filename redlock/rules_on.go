@@ -75,7 +75,7 @@ var mutants = []struct {
 	{ruleQ, "release", "early = stamp + 0 > now + 5000000", "early = false"},
 	{ruleR, "vote", "local f = now - 5000000", "local f = F"},
 	{ruleS, "vote", "'PX', '120000'", "'PX', '115000'"},
-	{ruleS, "release", "'PX', 120000", "'PX', 115000"},
+	{ruleS, "release", "'PX', '120000'", "'PX', '115000'"},
 	{ruleUBreak, "break", "redis.call('SET', KEYS[1], ARGV[2], 'PX', string.format('%.0f', ttl))", "redis.call('DEL', KEYS[1])"},
 }
 

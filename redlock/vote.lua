@@ -17,16 +17,18 @@ local cur, F = m[1], (m[2] or 0) + 0
 local f = now - @MARGIN@ -- rule R
 if F > f then f = F end
 if cur and cur ~= owner then
-  local rank, queue = -1, KEYS[3]
+  local rank, queue, fresh = -1, KEYS[3], false
   if queue then -- a place is a hint: where memory is short, or the key taken, there is none
     local pcall = redis.pcall
     if f < S and S <= now + @AHEAD@ then
       local birth = ARGV[4]
       if birth + 0 > now then birth = string.format('%.0f', now) end
-      if pcall('ZADD', queue, 'NX', birth, owner) == 1 then pcall('PEXPIRE', queue, @QUEUELIFE@) end
+      fresh = pcall('ZADD', queue, 'NX', birth, owner) == 1
     end
     rank = pcall('ZRANK', queue, owner)
     if type(rank) ~= 'number' then rank = -1 end
+    -- Whoever waits for a second asks again, and then prolongs its life; so does who begins it.
+    if rank == 0 or rank > 0 and not fresh then pcall('PEXPIRE', queue, '@QUEUELIFE@') end
   end
   return {'BUSY', f, now, string.sub(cur, 1, 256), call('PTTL', vote), rank} -- owners are shorter; data may be long
 end
