@@ -49,6 +49,8 @@ const (
 	// The end of the lease stays in the row, so that the answer says whether it had come.
 	pgRelease = `UPDATE holdfast_leases l SET owner = '', label = ''
 		WHERE l.key = $1::bytea AND l.owner = $2::text RETURNING l.token, ` + pgLeft
+	// An update passes over a row whose change to be like that is not committed yet. This waits for it.
+	pgAwait  = `SELECT 1` + pgRelaxed + ` FROM holdfast_leases l WHERE l.key = $1::bytea FOR NO KEY UPDATE`
 	pgNotify = `, coalesce(pg_notify('` + channel + `', encode(l.key, 'hex'))::text, '')`
 	pgBreak  = `UPDATE holdfast_leases l SET owner = $3::text, label = $4::text, token = ` + pgToken + `
 		WHERE l.key = $1::bytea AND l.owner = $2::text AND l.expires_at > clock_timestamp()
@@ -159,7 +161,14 @@ func (p postgres) release(ctx context.Context, c handle, key, owner string) (r r
 	if p.notify {
 		query, into = query+pgNotify, append(into, &notified)
 	}
-	ok, err = found(c.QueryRowContext(ctx, query+pgRelaxed, []byte(key), owner), into...)
+	release := func() (bool, error) {
+		return found(c.QueryRowContext(ctx, query+pgRelaxed, []byte(key), owner), into...)
+	}
+	if ok, err = release(); err == nil && !ok { // the grant may not be committed yet, as while a replica is waited for
+		if _, err = c.ExecContext(ctx, pgAwait, []byte(key)); err == nil {
+			ok, err = release()
+		}
+	}
 	r.left = time.Duration(left) * time.Microsecond
 	return r, ok, err
 }

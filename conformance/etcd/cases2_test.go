@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/conformance/internal/kit"
 	"github.com/holdfast-go/holdfast/etcdstore"
 	"github.com/holdfast-go/holdfast/servertest"
+	"github.com/holdfast-go/holdfast/store"
 )
 
 // ETC-10: the certificate of the server is replaced while a key is held. A holder that trusts the
@@ -81,5 +83,50 @@ func TestCertificateReplaced(t *testing.T) {
 	}
 	if err := kit.Acquire(t, both, "lost").Release(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// KEY-05: stores with prefixes of their own share a cluster and a key, also where one prefix begins
+// with another, and do not meet.
+func TestPrefixesKeepStoresApart(t *testing.T) {
+	t.Parallel()
+	server := servertest.Etcd(t, module)
+	client := connect(t, server.Addr())
+	prefixes := []string{"/a/", "/a/locks/", "/a/b/", "/b/"}
+	var stores []*etcdstore.Store
+	var claims []store.Claim
+	for _, prefix := range prefixes {
+		s := warm(t, openCold(t, client, etcdstore.Options{Prefix: prefix}))
+		c := s.Claim("k", store.ClaimOptions{TTL: 10 * minTTL, Label: prefix})
+		if _, err := c.Try(t.Context()); err != nil {
+			t.Errorf("prefix %q: Try: %v", prefix, err)
+		}
+		stores, claims = append(stores, s), append(claims, c)
+	}
+	listed := func(s *etcdstore.Store) (labels []string) {
+		t.Helper()
+		for h, err := range s.List(t.Context(), "") {
+			if err != nil {
+				t.Fatal(err)
+			}
+			labels = append(labels, h.Key+" of "+h.Label)
+		}
+		return labels
+	}
+	for i, s := range stores {
+		if got, want := listed(s), []string{"k of " + prefixes[i]}; !slices.Equal(got, want) {
+			t.Errorf("prefix %q: List answers %q, want %q", prefixes[i], got, want)
+		}
+	}
+	if err := claims[0].Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for i, s := range stores[1:] {
+		if _, err := s.Claim("k", store.ClaimOptions{TTL: minTTL}).Try(t.Context()); !errors.Is(err, store.ErrHeld) {
+			t.Errorf("prefix %q: Try of a held key answers %v", prefixes[i+1], err)
+		}
+		if err := claims[i+1].Release(t.Context()); err != nil {
+			t.Error(err)
+		}
 	}
 }
