@@ -290,7 +290,7 @@ func heapNow() uint64 {
 // calledByScripts are the commands that our scripts call. Clients of ours send none of them, but
 // for INFO at a first contact, which a node answers to this package, too.
 const calledByScripts = " get set mget del pttl pexpire time info publish" +
-	" zadd zrem zrank zscore zcard zrange zpopmin expire hget hset hmget type scan "
+	" zadd zrem zrank zscore zcard zrange zpopmin pubsub|numsub pexpireat expire hget hset hmget type scan "
 
 // requests are the commands that clients of ours have sent to servers: not those that scripts
 // called.
