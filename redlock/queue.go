@@ -498,7 +498,7 @@ func (c *claim) signalLocked() {
 }
 
 // maxRepeated bounds how often a claim asks again at once for its places: after that it polls.
-const maxRepeated = 4
+const maxRepeated = 1
 
 // displaced has a claim that waits ask again where an answer, which came after the round, leaves it places
 // on fewer than Q nodes. c.mu is held.
