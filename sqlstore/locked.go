@@ -55,7 +55,9 @@ type LockedOptions struct {
 //
 // A holder that stops inside fn keeps the others out until the server ends its connection: set
 // idle_in_transaction_session_timeout (PostgreSQL), idle_transaction_timeout (MariaDB) or
-// wait_timeout (MySQL). On SQLite the lock is that of the whole database.
+// wait_timeout (MySQL). One that dies while the server runs a long statement of fn keeps them out
+// until that ends: set client_connection_check_interval (PostgreSQL). On SQLite the lock is that of
+// the whole database.
 //
 // Locked may be called by any number of goroutines and processes at once, also through a pooler
 // that keeps a connection for a transaction only, such as PgBouncer in transaction mode. Rows are
