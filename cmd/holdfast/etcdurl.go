@@ -33,8 +33,6 @@ type etcdSpec struct {
 	cluster string // name of the cluster, where it is not its hosts
 }
 
-func isEtcd(scheme string) bool { return scheme == "etcd" || scheme == "etcds" }
-
 // parseEtcd reads the URL of a cluster. What it refuses is an [*store.InvalidError] that shows no
 // password.
 func parseEtcd(raw string) (etcdSpec, error) {
