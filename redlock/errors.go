@@ -200,8 +200,8 @@ func closedAtOnce(err error) error {
 // oneLine keeps an error of somebody else's to one line of bounded length.
 func oneLine(s string) string {
 	s = strings.Join(strings.Fields(s), " ")
-	if len(s) > 400 {
-		s = s[:397] + "..."
+	if len(s) > 500 {
+		s = s[:497] + "..."
 	}
 	return s
 }

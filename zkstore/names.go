@@ -48,7 +48,7 @@ func parseMember(name string) (member, bool) {
 		return member{}, false
 	}
 	owner, number := rest[:ownerLen], rest[ownerLen+1:]
-	if _, err := hex.DecodeString(owner); err != nil || len(number) < 10 || number[0] == '+' {
+	if _, err := hex.DecodeString(owner); err != nil || len(number) < 10 || number[0] == '+' || strings.Trim(number, "0") == "-" {
 		return member{}, false
 	}
 	seq, err := strconv.ParseInt(number, 10, 32)

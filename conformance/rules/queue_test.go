@@ -49,10 +49,11 @@ func reservedStamp(e *env) string {
 	e.elapse(1100 * time.Millisecond)
 	e.lapse(1)
 
-	m := e.marks(4 * time.Second)
-	late := b.fault("VOTE").since(m + 1).hold()
+	late := b.fault("VOTE").since(e.marks(4*time.Second) + 1).hold()
 	try := e.begin(lb.try)
 	late.await()
+	m := late.stamp() - 1
+	e.mark(1, m)
 	la := a.claim(ttl)
 	la.acquire()
 	if int64(la.token()) != m+1 {

@@ -158,7 +158,11 @@ type fault struct {
 	gate    chan struct{}
 	once    sync.Once
 	hits    atomic.Int64
+	last    atomic.Int64 // stamp of the last VOTE that it held
 }
+
+// stamp is that of the VOTE which is held.
+func (f *fault) stamp() int64 { return f.last.Load() }
 
 // fault makes one for the given nodes, or for all where none is named. It does nothing until
 // it is told what.
@@ -245,6 +249,9 @@ var errOver = errors.New("the test is over")
 
 func (f *fault) apply(w *wire, calls []redlock.Call) []redlock.Reply {
 	if f.before {
+		if stamp, err := strconv.ParseInt(calls[0].Args[argStamp], 10, 64); f.op == "VOTE" && err == nil {
+			f.last.Store(stamp)
+		}
 		f.hits.Add(1)
 		if !f.wait() {
 			return failed(calls, errOver)

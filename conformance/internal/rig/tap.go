@@ -39,6 +39,9 @@ func (t *Tap) IsVote(chunk []byte) bool {
 	for _, cmd := range commands(chunk) {
 		switch name := strings.ToLower(cmd[0]); {
 		case name == "script" && len(cmd) == 3 && strings.EqualFold(cmd[1], "load"):
+			if !strings.HasPrefix(cmd[2], "-- VOTE") {
+				continue
+			}
 			sum := sha1.Sum([]byte(cmd[2]))
 			t.sha = hex.EncodeToString(sum[:])
 			t.text[t.sha] = cmd[2]
@@ -65,7 +68,7 @@ func (t *Tap) Others(key string) int {
 	return t.done[key]
 }
 
-// Script is the text that was loaded last, and its digest.
+// Script is the text of VOTE that was loaded last, and its digest.
 func (t *Tap) Script() (text, sha string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
