@@ -142,8 +142,8 @@ func TestServerLimits(t *testing.T) {
 			limited = openDSN(t, "mysql", e.server.DSN("")+"?max_statement_time=0.3")
 		}
 		err := g.Tx(ctx, "r", 1, func(*sql.Tx) error {
-			if err := e.guard(t, limited, sqlfence.Options{}).Claim(ctx, "r", 2); !errors.Is(err, fence.ErrUnavailable) || errors.Is(err, fence.ErrInvalid) {
-				t.Errorf("%s: %v, want that it is unavailable", name, err)
+			if err := e.guard(t, limited, sqlfence.Options{}).Claim(ctx, "r", 2); !errors.Is(err, fence.ErrBusy) || errors.Is(err, fence.ErrInvalid) {
+				t.Errorf("%s: %v, want that it is busy", name, err)
 			}
 			return nil
 		})
