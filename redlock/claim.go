@@ -67,11 +67,6 @@ type atNode struct {
 	place  int64         // in its queue, from 1, as last answered; zero where there is none
 	parks  int           // requests without an answer that may have got it a place
 	stays  bool          // it may have a place that no message has taken away
-	seenAt clock.Instant // stamped before the last request that was answered by busy, and
-	clock  int64         // the node's clock in that answer
-	below  int64         // and the mark
-	under  string        // as what the node was admitted then
-	given  int64         // the stamp that a hand-over accepted there for this attempt
 }
 
 // Claim returns a fresh claim, without I/O.
@@ -507,9 +502,6 @@ func (c *claim) begin(r *round, usable []*peer, now clock.Instant) error {
 	c.nameLocked()
 	wall := c.s.wall()
 	r.a = c.currentLocked(wall)
-	for i := range r.a.nodes {
-		r.a.nodes[i].given = 0
-	}
 	r.stamp = max(wall, c.seen+1, r.a.stamp+1)
 	if c.w != nil {
 		r.stamp = max(r.stamp, c.beginParked(r, usable, wall))
@@ -546,6 +538,7 @@ func (c *claim) beginParked(r *round, usable []*peer, wall int64) (stamp int64) 
 	}
 	w.hint, w.ask, w.stray, w.next, w.idle = 0, false, false, clock.Instant{}, false
 	w.stopGrace()
+	w.forgetGiven()
 	select {
 	case <-w.woken:
 	default:
@@ -608,11 +601,8 @@ func (c *claim) book(a *attempt, p *peer, stamp int64, t0 clock.Instant, ans ans
 		n.place = ans.place
 		n.stays = n.stays || ans.place > 0
 	}
-	if ans.kind == busy && t0.Sub(n.seenAt) >= 0 {
-		n.seenAt, n.clock, n.below, n.under = t0, ans.now, ans.mark, ""
-		if script := p.admitted.load(c.vote); script != nil {
-			n.under = script.id
-		}
+	if ans.kind == busy && c.w != nil {
+		c.w.pairs[p.index].book(t0, ans, p.admitted.load(c.vote))
 	}
 	if ans.place > 0 && c.w != nil && c.w.since.IsZero() {
 		c.w.since = c.s.clock.Now()

@@ -18,23 +18,49 @@ const (
 	minGrace = time.Millisecond
 )
 
+// pair is what a claim that waits has heard of one node.
+type pair struct {
+	asked clock.Instant // stamped before the last request that was answered by busy,
+	clock int64         // the node's clock in that answer,
+	mark  int64         // and the mark
+	under string        // as what the node was admitted then
+	given int64         // the stamp that a hand-over accepted there for the present attempt
+}
+
+func (h *pair) book(asked clock.Instant, busy answer, script *voteScript) {
+	if asked.Sub(h.asked) < 0 {
+		return
+	}
+	h.asked, h.clock, h.mark, h.under = asked, busy.now, busy.mark, ""
+	if script != nil {
+		h.under = script.id
+	}
+}
+
+// forgetGiven is for an attempt that asks, or is over.
+func (w *waiting) forgetGiven() {
+	for i := range w.pairs {
+		w.pairs[i].given = 0
+	}
+}
+
 // give books that a node has reserved its vote for the attempt, and reports whether that counts
 // towards a grant. It does not where the node's last answer is from after the reservation, whose stamp
 // is not above the mark then; nor where more time has passed since the node's last answer by its clock than
 // by ours, which was stepped, or stood still, as that of a paused virtual machine does: how old the
 // message is cannot be told. c.mu is held.
 func (c *claim) give(p *peer, m message) bool {
-	n := &c.attempt.nodes[p.index]
-	if m.clock == 0 || m.mark > c.s.wall()+aheadLimit.Microseconds() || c.least == 0 || !c.held && !c.w.idle || n.seenAt.IsZero() || n.under != m.id || m.mark <= n.below && !off(ruleW) {
+	n, h := &c.attempt.nodes[p.index], &c.w.pairs[p.index]
+	if m.clock == 0 || m.mark > c.s.wall()+aheadLimit.Microseconds() || c.least == 0 || !c.held && !c.w.idle || h.asked.IsZero() || h.under != m.id || m.mark <= h.mark && !off(ruleW) {
 		return false
 	}
 	now := c.s.clock.Now()
-	waited := time.Duration(m.clock-n.clock) * time.Microsecond
-	late := now.Since(n.seenAt.Add(waited))
+	waited := time.Duration(m.clock-h.clock) * time.Microsecond
+	late := now.Since(h.asked.Add(waited))
 	if -late > drift(waited) && !off(ruleW) {
 		return false
 	}
-	n.given, n.mark = m.mark, max(n.mark, m.mark)
+	h.given, n.mark = m.mark, max(n.mark, m.mark)
 	n.marked, n.sent = max(n.marked, m.mark), max(n.sent, m.mark)
 	n.until = clock.Max(n.until, now.Add(remains(m.reserve, waited, late)))
 	return true
@@ -56,8 +82,8 @@ func remains(reserve, waited, late time.Duration) time.Duration {
 func (c *claim) gather(m message, now clock.Instant) {
 	var room [8]time.Duration // what is left, since instants do not compare over a sleep
 	lefts := room[:0]
-	for _, n := range c.attempt.nodes {
-		if n.given == m.mark {
+	for i, n := range c.attempt.nodes {
+		if c.w.pairs[i].given == m.mark {
 			lefts = append(lefts, now.Until(n.until))
 		}
 	}

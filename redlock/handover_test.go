@@ -367,8 +367,8 @@ func TestGrantOfAnEarlierOwner(t *testing.T) {
 		tell := func(owner string) bool {
 			for _, p := range stores[1].peers[:2] {
 				c.mu.Lock()
-				n := c.attempt.nodes[p.index]
-				now := n.clock + stores[1].clock.Since(n.seenAt).Microseconds()
+				h := c.w.pairs[p.index]
+				now := h.clock + stores[1].clock.Since(h.asked).Microseconds()
 				c.mu.Unlock()
 				c.told(p, message{wake: true, mark: now, clock: now, id: "abc", reserve: time.Second, owner: owner, released: "h1.x"})
 			}

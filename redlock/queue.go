@@ -88,6 +88,7 @@ type waiting struct {
 	counts   bool          // among those in the inbox that wait
 	idle     bool          // no round is under way: a grant by hand-over counts
 	grace    *time.Timer   // for the messages of other nodes, until it asks
+	pairs    []pair        // of each node
 	splits   int           // rounds in a row after which votes had to be given back
 }
 
@@ -97,7 +98,7 @@ func (b *inbox) enterLocked(c *claim) {
 	if c.w != nil {
 		return
 	}
-	c.w = &waiting{woken: make(chan struct{}, 1), counts: true}
+	c.w = &waiting{woken: make(chan struct{}, 1), counts: true, pairs: make([]pair, len(c.s.peers))}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.waiting++

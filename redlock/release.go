@@ -223,12 +223,10 @@ func (c *claim) moveLocked(ctx context.Context) *releasing {
 	next.stamp = stamp
 	for i := range next.nodes {
 		next.nodes[i].sent, next.nodes[i].parks = stamp, 1 // rule M
-		was := &moved.nodes[i]
-		next.nodes[i].place = was.place // by birth, which is the same
-		next.nodes[i].seenAt, next.nodes[i].clock = was.seenAt, was.clock
-		next.nodes[i].below, next.nodes[i].under = was.below, was.under
+		next.nodes[i].place = moved.nodes[i].place         // by birth, which is the same
 		rel.nodes[i].asked = true
 	}
+	c.w.forgetGiven()
 	c.s.inbox.knows(c, next.owner)
 	c.attempt = next
 	rel.next, rel.stamp2, rel.leave, rel.handOn = next, stamp, true, false
