@@ -178,28 +178,6 @@ func TestRights(t *testing.T) {
 	sqlrig.Refuses(t, engine.New(t, engine.DB(t, stranger), sqlstore.Options{}), store.ErrInvalid, "stranger")
 }
 
-// PGS-07: the server ends idle sessions, and leases go on.
-func TestIdleSessionsAreEnded(t *testing.T) {
-	t.Parallel()
-	server := engine.Start(t, servertest.Setting("idle_session_timeout", "300ms"),
-		servertest.Setting("idle_in_transaction_session_timeout", "300ms"))
-	s := engine.Open(t, server, "")
-	events := &kit.Events{}
-	locks := kit.Locker(t, s, holdfast.Options{TTL: 3 * time.Second, Observer: events})
-	lease := kit.Acquire(t, locks, "k")
-	db := engine.DB(t, engine.DSN(server, ""))
-	time.Sleep(6 * time.Second)
-	if err := lease.Err(); err != nil {
-		t.Errorf("the lease is lost: %v", err)
-	}
-	if n := sqlrig.Query[int](t, db, "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%holdfast_leases%' AND state_change < now() - interval '2 s' AND pid <> pg_backend_pid()"); n != 0 {
-		t.Errorf("%d idle sessions were not ended: the test shows nothing", n)
-	}
-	if err := lease.Release(t.Context()); err != nil {
-		t.Error(err)
-	}
-}
-
 // PGS-08: time-outs of the role end no wait for a lock, and waiting leaves no setting changed.
 func TestTimeouts(t *testing.T) {
 	t.Parallel()
