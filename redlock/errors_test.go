@@ -31,9 +31,9 @@ func TestRulesCoverScripts(t *testing.T) {
 		}
 		calls := call.FindAllSubmatch(text, -1)
 		for _, c := range calls {
-			name := "+" + strings.ToLower(string(c[1]))
-			if !slices.ContainsFunc(rules, func(r string) bool { r, _, _ = strings.Cut(r, "|"); return r == name }) {
-				t.Errorf("a script calls %s, which aclRules does not name", c[1])
+			rule := "+" + strings.ToLower(string(c[1]))
+			if !slices.ContainsFunc(rules, func(r string) bool { r, _, _ = strings.Cut(r, "|"); return r == rule }) {
+				t.Errorf("%s calls %s, which aclRules does not name", name, c[1])
 			}
 		}
 		if n := strings.Count(string(text), "call("); n != len(calls) {

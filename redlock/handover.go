@@ -51,7 +51,12 @@ func (w *waiting) forgetGiven() {
 // message is cannot be told. c.mu is held.
 func (c *claim) give(p *peer, m message) bool {
 	n, h := &c.attempt.nodes[p.index], &c.w.pairs[p.index]
-	if m.clock == 0 || m.mark > c.s.wall()+aheadLimit.Microseconds() || c.least == 0 || !c.held && !c.w.idle || h.asked.IsZero() || h.under != m.id || m.mark <= h.mark && !off(ruleW) {
+	switch {
+	case m.clock == 0, c.least == 0, !c.held && !c.w.idle: // no grant, not wanted, a round is under way
+		return false
+	case h.asked.IsZero(), h.under != m.id, m.mark <= h.mark && !off(ruleW):
+		return false
+	case m.mark > c.s.wall()+aheadLimit.Microseconds(): // no right clock can have more
 		return false
 	}
 	now := c.s.clock.Now()

@@ -47,43 +47,11 @@ func parseEtcd(raw string) (etcdSpec, error) {
 // parse takes what follows the scheme and its colon and returns the rule that it breaks, as all its
 // siblings do.
 func (s *etcdSpec) parse(rest string) (rule string) {
-	rest, ok := strings.CutPrefix(rest, "//")
-	if !ok {
-		return "names no host: write " + s.scheme + "://HOST"
+	u, hosts, rule := splitHosts(s.scheme, rest)
+	if rule != "" {
+		return rule
 	}
-	authority := rest
-	if i := strings.IndexAny(rest, "/?#"); i >= 0 {
-		authority = rest[:i]
-	}
-	rest = rest[len(authority):]
-	userinfo, hosts := "", authority
-	if i := strings.LastIndexByte(authority, '@'); i >= 0 {
-		userinfo, hosts = authority[:i+1], authority[i+1:]
-	}
-	switch { // before anything of it is shown
-	case strings.Contains(rest, "@"):
-		return "write special characters of the password as %XX: / ? # @ are %2F %3F %23 %40"
-	case strings.Contains(rest, "#"):
-		return "has no fragment: write # in a password as %23"
-	}
-	u, err := url.Parse("etcd://" + userinfo + "host" + rest)
-	if err != nil { // its text repeats the URL with the password
-		return "is not a valid URL: write special characters of the password as %XX"
-	}
-	return cmp.Or(s.setEndpoints(hosts), s.setUser(u.User), s.setPrefix(u.Path), s.setAll(u.RawQuery), s.checkEtcd())
-}
-
-func (s *etcdSpec) setEndpoints(list string) (rule string) {
-	var addrs []string
-	for host := range strings.SplitSeq(list, ",") {
-		addr, rule := hostPort(host, "2379")
-		if rule != "" {
-			return rule
-		}
-		addrs = append(addrs, addr)
-	}
-	s.addrs = strings.Join(addrs, ",")
-	return ""
+	return cmp.Or(s.setMembers(hosts, "2379"), s.setUser(u.User), s.setPrefix(u.Path), s.setAll(u.RawQuery), s.checkEtcd())
 }
 
 // setPrefix takes the path: the part before the names of all keys.

@@ -84,28 +84,9 @@ func redisServers(list []target) (servers []storeSpec) {
 // parseRedis reads what follows the scheme and its colon.
 func parseRedis(scheme, rest string, refuse func(rule string) error) (storeSpec, error) {
 	s := storeSpec{scheme: scheme}
-	rest, ok := strings.CutPrefix(rest, "//")
-	if !ok {
-		return storeSpec{}, refuse("names no host: write " + scheme + "://HOST")
-	}
-	authority := rest
-	if i := strings.IndexAny(rest, "/?#"); i >= 0 {
-		authority = rest[:i]
-	}
-	rest = rest[len(authority):]
-	userinfo, hosts := "", authority
-	if i := strings.LastIndexByte(authority, '@'); i >= 0 {
-		userinfo, hosts = authority[:i+1], authority[i+1:]
-	}
-	switch { // before anything of it is shown
-	case strings.Contains(rest, "@"):
-		return storeSpec{}, refuse("write special characters of the password as %XX: / ? # @ are %2F %3F %23 %40")
-	case strings.Contains(rest, "#"):
-		return storeSpec{}, refuse("has no fragment: write # in a password as %23")
-	}
-	u, err := url.Parse("redis://" + userinfo + "host" + rest)
-	if err != nil { // its text repeats the URL with the password
-		return storeSpec{}, refuse("is not a valid URL: write special characters of the password as %XX")
+	u, hosts, rule := splitHosts(scheme, rest)
+	if rule != "" {
+		return storeSpec{}, refuse(rule)
 	}
 	for _, step := range []func() string{
 		func() string { return s.setHosts(hosts) },
@@ -123,22 +104,14 @@ func parseRedis(scheme, rest string, refuse func(rule string) error) (storeSpec,
 
 // setHosts takes the servers and returns the rule that they break, as all its siblings do.
 func (s *storeSpec) setHosts(list string) (rule string) {
-	hosts := strings.Split(list, ",")
-	if len(hosts) > 1 && !s.isSentinel() && !s.isCluster() {
+	if strings.Contains(list, ",") && !s.isSentinel() && !s.isCluster() {
 		return "has several hosts: give each server a URL of its own, with spaces between them in HOLDFAST_STORE, or write redis+sentinel:// or redis+cluster://"
 	}
 	port := "6379"
 	if s.isSentinel() {
 		port = "26379"
 	}
-	addrs := make([]string, len(hosts))
-	for i, h := range hosts {
-		if addrs[i], rule = hostPort(h, port); rule != "" {
-			return rule
-		}
-	}
-	s.addrs = strings.Join(addrs, ",")
-	return ""
+	return s.setMembers(list, port)
 }
 
 // hostPort reads HOST[:PORT].

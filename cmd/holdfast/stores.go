@@ -412,3 +412,46 @@ func openSQLite(path string) (*opened, error) {
 	}
 	return &opened{st, storeSpec{scheme: "sqlite", path: path}.url(), func() { db.Close() }}, nil
 }
+
+// splitHosts takes apart what follows the scheme and its colon, for a store that has several hosts: the
+// URL with one host in their place, and the hosts; or the rule that it breaks.
+func splitHosts(scheme, rest string) (u *url.URL, hosts, rule string) {
+	rest, ok := strings.CutPrefix(rest, "//")
+	if !ok {
+		return nil, "", "names no host: write " + scheme + "://HOST"
+	}
+	authority := rest
+	if i := strings.IndexAny(rest, "/?#"); i >= 0 {
+		authority = rest[:i]
+	}
+	rest = rest[len(authority):]
+	userinfo, hosts := "", authority
+	if i := strings.LastIndexByte(authority, '@'); i >= 0 {
+		userinfo, hosts = authority[:i+1], authority[i+1:]
+	}
+	switch { // before anything of it is shown
+	case strings.Contains(rest, "@"):
+		return nil, "", "write special characters of the password as %XX: / ? # @ are %2F %3F %23 %40"
+	case strings.Contains(rest, "#"):
+		return nil, "", "has no fragment: write # in a password as %23"
+	}
+	u, err := url.Parse(scheme + "://" + userinfo + "host" + rest)
+	if err != nil { // its text repeats the URL with the password
+		return nil, "", "is not a valid URL: write special characters of the password as %XX"
+	}
+	return u, hosts, ""
+}
+
+// setMembers takes a list with commas, each with the port where it has none.
+func (s *storeSpec) setMembers(list, port string) (rule string) {
+	var addrs []string
+	for host := range strings.SplitSeq(list, ",") {
+		addr, rule := hostPort(host, port)
+		if rule != "" {
+			return rule
+		}
+		addrs = append(addrs, addr)
+	}
+	s.addrs = strings.Join(addrs, ",")
+	return ""
+}

@@ -11,7 +11,6 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/conformance/internal/kit"
-	"github.com/holdfast-go/holdfast/fence"
 	"github.com/holdfast-go/holdfast/servertest"
 	"github.com/holdfast-go/holdfast/store"
 )
@@ -58,7 +57,7 @@ func (b *bed) cutOff(t *testing.T, next store.Store, key string) time.Duration {
 		p.BlackHole()
 	}
 	claim := next.Claim(key, store.ClaimOptions{TTL: cutOffTTL})
-	token, granted := b.askUntilGranted(t, claim)
+	token, granted := kit.AskUntilGranted(t, claim)
 	knew := lease.Err() // by the clock, whenever its timers run
 	var at time.Time
 	select {
@@ -94,58 +93,11 @@ func (b *bed) cutOff(t *testing.T, next store.Store, key string) time.Duration {
 	return lead
 }
 
-// askUntilGranted tries without a pause when the key is about to be free. It answers the token and when it was known.
-func (b *bed) askUntilGranted(t *testing.T, claim store.Claim) (fence.Token, time.Time) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(500 * time.Microsecond) {
-		g, err := claim.Try(t.Context())
-		if err == nil {
-			return g.Token, time.Now()
-		}
-		var held *store.HeldError
-		if !errors.As(err, &held) {
-			t.Fatal(err)
-		}
-		time.Sleep(held.Holder.TTL - 50*time.Millisecond)
-	}
-	t.Fatal("nobody is granted the key")
-	return 0, time.Time{}
-}
-
-// hold is a child process that holds a key, looks at its lease all the time, and tells what
-// it finds after it was stopped.
+// hold is a child process that runs [kit.Hold].
 func hold() {
 	args := kit.Args()
 	s, end := kit.ChildStore(args[1:])
-	locks, err := holdfast.New(s, &holdfast.Options{TTL: time.Second})
-	if err != nil {
-		kit.Say("error", err)
-		return
-	}
-	lease, err := locks.Acquire(context.Background(), args[0])
-	if err != nil {
-		kit.Say("error", err)
-		return
-	}
-	ctx := lease.Context(context.Background())
-	ended := make(chan int64, 1)
-	go func() {
-		<-ctx.Done()
-		ended <- time.Now().UnixNano()
-	}()
-	last := time.Now() // before the parent may stop us
-	kit.Say("held", int64(lease.Token()))
-	for ; ; time.Sleep(time.Millisecond) {
-		if now := time.Now(); now.Sub(last) > time.Second {
-			kit.Say("woke", lease.Err() != nil, lease.Validity() > 0) // before anything else
-			break
-		} else {
-			last = now
-		}
-	}
-	at := <-ended
-	kit.Say("ended", at, errors.Is(context.Cause(ctx), holdfast.ErrLost))
-	kit.Say("released", errors.Is(lease.Release(context.Background()), holdfast.ErrLost))
+	kit.Hold(s, args[0], time.Second)
 	end()
 }
 

@@ -35,7 +35,7 @@ func (c CutOff) Run(t *testing.T, key string) time.Duration {
 	before := c.Proxy.Counts().BlackHoled
 	c.Proxy.BlackHole()
 	claim := c.Next.Claim(key, store.ClaimOptions{TTL: c.TTL})
-	token, granted := askUntilGranted(t, claim)
+	token, granted := AskUntilGranted(t, claim)
 	knew := lease.Err() // by the clock, whenever its timers run
 	var expired *holdfast.ExpiredError
 	if !errors.As(knew, &expired) {
@@ -70,9 +70,9 @@ func (c CutOff) Run(t *testing.T, key string) time.Duration {
 	return lead
 }
 
-// askUntilGranted tries without a pause when the key is about to be free. It answers the token
+// AskUntilGranted tries without a pause when the key is about to be free. It answers the token
 // and when it was known.
-func askUntilGranted(t *testing.T, claim store.Claim) (fence.Token, time.Time) {
+func AskUntilGranted(t *testing.T, claim store.Claim) (fence.Token, time.Time) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(500 * time.Microsecond) {
 		g, err := claim.Try(t.Context())
@@ -131,7 +131,7 @@ func StopHolder(t *testing.T, child *Process, next store.Store, key string, ttl 
 	token, _ := strconv.ParseInt(child.Expect(t, "held", time.Minute), 10, 64)
 	child.Stop()
 	claim := next.Claim(key, store.ClaimOptions{TTL: 10 * ttl})
-	granted, _ := askUntilGranted(t, claim)
+	granted, _ := AskUntilGranted(t, claim)
 	if int64(granted) <= token {
 		t.Errorf("the next token is %v, that of the stopped holder %d", granted, token)
 	}
