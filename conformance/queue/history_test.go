@@ -71,9 +71,10 @@ func TestProcessesComeAndGo(t *testing.T) {
 			slots[i] = &slot{proxies: kit.Proxies(t, b.servers)}
 		}
 		begin := func(s *slot) {
-			s.process = kit.Child(t, "history", append([]string{c.Name}, kit.Addrs(s.proxies)...)...)
+			process := kit.Child(t, "history", append([]string{c.Name}, kit.Addrs(s.proxies)...)...)
+			s.process = process
 			readers.Go(func() {
-				for line := range s.process.Lines() {
+				for line := range process.Lines() {
 					var u turn
 					if k, _ := fmt.Sscanf(line, "turn %d %d %d", &u.token, &u.from, &u.to); k == 3 {
 						mu.Lock()
