@@ -87,6 +87,11 @@ func (b *bed) places(s *servertest.RedisServer, key string) []string {
 // parked waits until n claims have a place at every server.
 func (b *bed) parked(key string, n int) {
 	b.t.Helper()
+	defer func() {
+		if b.t.Failed() {
+			b.t.Log(b.state(key))
+		}
+	}()
 	servertest.Eventually(b.t, patience, func() error {
 		for i, s := range b.servers {
 			if have := b.places(s, key); len(have) != n {
@@ -111,8 +116,8 @@ func (b *bed) state(key string) string {
 	var text strings.Builder
 	for i, s := range b.servers {
 		owner, left := b.voted(s, key)
-		fmt.Fprintf(&text, "\nnode %d: vote %s for %v more, mark %s, queue %v", i, owner, left, b.mark(s, key),
-			rig.Must(b.t, s, "ZRANGE", queueKey(key), "0", "-1", "WITHSCORES"))
+		fmt.Fprintf(&text, "\nnode %d: vote %s for %v more, mark %s, queue %v, subscribed %v", i, owner, left, b.mark(s, key),
+			rig.Must(b.t, s, "ZRANGE", queueKey(key), "0", "-1", "WITHSCORES"), rig.Must(b.t, s, "PUBSUB", "CHANNELS"))
 	}
 	return text.String()
 }
