@@ -79,7 +79,7 @@ func TestParseEtcdRefuses(t *testing.T) {
 }
 
 func FuzzParseEtcd(f *testing.F) {
-	for _, raw := range []string{"etcd://h", "etcds://u:p@a,b:7/x/?epoch=1", "etcd://h?cluster=%26", "etcd:", "etcd://[::1%25x]"} {
+	for _, raw := range []string{"etcd://h", "etcds://u:p@a,b:7/x/?epoch=1", "etcd://h?cluster=%26", "etcd:", "etcd://[::1%25x]", "/://0"} {
 		f.Add(raw)
 	}
 	f.Fuzz(func(t *testing.T, raw string) {

@@ -435,7 +435,7 @@ func splitHosts(scheme, rest string) (u *url.URL, hosts, rule string) {
 	case strings.Contains(rest, "#"):
 		return nil, "", "has no fragment: write # in a password as %23"
 	}
-	u, err := url.Parse(scheme + "://" + userinfo + "host" + rest)
+	u, err := url.Parse("//" + userinfo + "host" + rest)
 	if err != nil { // its text repeats the URL with the password
 		return nil, "", "is not a valid URL: write special characters of the password as %XX"
 	}
