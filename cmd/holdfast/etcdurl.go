@@ -215,5 +215,5 @@ func (s etcdSpec) open() (*opened, error) {
 		client.Close()
 		return nil, err
 	}
-	return &opened{st, s.url(), func() { client.Close() }}, nil
+	return &opened{Store: st, spec: s.url(), close: func() { client.Close() }}, nil
 }

@@ -22,7 +22,7 @@ type child struct {
 	cmd *exec.Cmd
 }
 
-func start(cmd *exec.Cmd, _ func() bool) (*child, error) {
+func start(cmd *exec.Cmd, _ supervision) (*child, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}

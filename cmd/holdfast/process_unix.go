@@ -37,8 +37,8 @@ type child struct {
 	// lent: others of our own group, such as a pager behind us in a pipeline, have read the
 	// terminal. The foreground is then theirs, until the command reads.
 	lent bool
-	// valid reports whether a stopped command may go on.
-	valid  func() bool
+	supervision
+	resume atomic.Pointer[func()] // to be called when we go on
 	killed bool
 	reaped atomic.Bool // its id may be another's
 }
@@ -46,11 +46,11 @@ type child struct {
 // start starts cmd in its own process group, in the foreground where we are. It must be
 // called by the main goroutine, and pins it: on Linux the kernel kills the command
 // when the thread that started it ends, be it by SIGKILL.
-func start(cmd *exec.Cmd, valid func() bool) (*child, error) {
+func start(cmd *exec.Cmd, job supervision) (*child, error) {
 	runtime.LockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	dieWithParent(cmd.SysProcAttr)
-	c := &child{tty: foregroundTerminal(), valid: valid}
+	c := &child{tty: foregroundTerminal(), supervision: job}
 	if c.tty != nil {
 		cmd.SysProcAttr.Foreground = true
 		cmd.SysProcAttr.Ctty = int(c.tty.Fd())
@@ -131,13 +131,27 @@ func (c *child) stopped(by syscall.Signal) {
 	if hasForeground(c.tty, c.pid) { // and not the shell, which has put us in the background
 		setForeground(c.tty, unix.Getpgrp())
 	}
+	if c.pause != nil && c.resume.Load() == nil {
+		resume := c.pause()
+		c.resume.Store(&resume)
+	}
 	// This thread may run on for a moment: only SIGCONT says that the stop is over.
 	_ = unix.Kill(0, unix.SIGSTOP)
+}
+
+// goOn ends the pause of the store, if there is one.
+func (c *child) goOn() {
+	if resume := c.resume.Swap(nil); resume != nil {
+		(*resume)()
+	}
 }
 
 // forward sends on a signal that we got. A stopped command goes on only while the lease
 // is valid, which it need not be when we have been stopped with it.
 func (c *child) forward(s os.Signal) {
+	if s == unix.SIGCONT {
+		c.goOn()
+	}
 	switch {
 	case s == unix.SIGCONT && !c.valid():
 		return
@@ -180,8 +194,9 @@ func (c *child) remains() bool {
 	return !dead && unix.Kill(-c.pid, 0) != unix.ESRCH
 }
 
-// close takes the terminal back.
+// close takes the terminal back. Nothing is paused any more.
 func (c *child) close() {
+	c.goOn()
 	if c.tty != nil {
 		if c.pid != 0 {
 			setForeground(c.tty, unix.Getpgrp())

@@ -29,7 +29,7 @@ type child struct {
 
 // start starts cmd in a job and a process group of its own. It runs only when it is in the
 // job, so that nothing that it starts can be outside.
-func start(cmd *exec.Cmd, _ func() bool) (*child, error) {
+func start(cmd *exec.Cmd, _ supervision) (*child, error) {
 	job, err := newJob()
 	if err != nil {
 		return nil, err

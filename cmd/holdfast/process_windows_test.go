@@ -16,7 +16,7 @@ func TestJobAccounting(t *testing.T) {
 
 // What the command has started ends with the job.
 func TestJob(t *testing.T) {
-	c, err := start(exec.Command("cmd", "/c", "start /b ping -n 60 127.0.0.1 >NUL & exit 7"), nil)
+	c, err := start(exec.Command("cmd", "/c", "start /b ping -n 60 127.0.0.1 >NUL & exit 7"), supervision{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -43,7 +43,7 @@ func openRedis(specs []storeSpec, f storeFlags) (*opened, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &opened{st, strings.Join(urls, " "), func() { settle(st) }}, nil
+	return &opened{Store: st, spec: strings.Join(urls, " "), close: func() { settle(st) }}, nil
 }
 
 // terms joins what the flags and the URLs say about the deployment. It is one for all

@@ -242,7 +242,7 @@ func (f *runFlags) run(ctx context.Context, key string, argv []string) error {
 
 	catch(signals, passing)
 	cmd := &exec.Cmd{Path: path, Args: argv, Env: environment(lease, st.spec, report.outer), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
-	j := &job{runFlags: f, name: argv[0], lease: lease, granted: time.Now(), report: report, signals: signals}
+	j := &job{runFlags: f, name: argv[0], lease: lease, granted: time.Now(), report: report, pause: st.pause, signals: signals}
 	code, err := j.supervise(cmd)
 	if err == nil {
 		j.keep(code)
@@ -345,9 +345,16 @@ type job struct {
 	lease   *holdfast.Lease
 	granted time.Time
 	report  *reporter
+	pause   func() (resume func()) // of the store
 	signals <-chan os.Signal
 	stop    bool // a signal has asked for the end
 	overdue bool // --max-hold ended CMD
+}
+
+// supervision is what a command's process asks of its job.
+type supervision struct {
+	valid func() bool            // whether a stopped command may go on
+	pause func() (resume func()) // see opened; may be nil
 }
 
 // stopping are the signals that ask for the end of all, and not only of CMD's business.
@@ -360,7 +367,7 @@ func (j *job) supervise(cmd *exec.Cmd) (int, error) {
 	if err := j.lease.Err(); err != nil { // we have been paused: another may hold the key
 		return 0, fmt.Errorf("%w; %s is not run", err, j.name)
 	}
-	c, err := start(cmd, func() bool { return j.lease.Validity() > 0 })
+	c, err := start(cmd, supervision{valid: func() bool { return j.lease.Validity() > 0 }, pause: j.pause})
 	if err != nil {
 		return 0, cannotRun(j.name, err)
 	}

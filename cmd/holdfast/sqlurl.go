@@ -148,7 +148,7 @@ func (s sqlStoreSpec) open() (*opened, error) {
 		db.Close()
 		return nil, err
 	}
-	return &opened{st, s.url(), func() { db.Close() }}, nil
+	return &opened{Store: st, spec: s.url(), close: func() { db.Close() }}, nil
 }
 
 // openPostgresStore prepares no statement, unless the URL says so, since a pooler may be on the

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -91,6 +92,9 @@ type opened struct {
 	// It holds the password, if there is one.
 	spec  string
 	close func()
+	// pause is called before this process is stopped, and its result when it goes on. It is nil where
+	// a process that has stopped is in nobody's way.
+	pause func() (resume func())
 }
 
 // open opens the store that the flags, else the environment, else the configuration file,
@@ -410,7 +414,23 @@ func openSQLite(path string) (*opened, error) {
 		db.Close()
 		return nil, err
 	}
-	return &opened{st, storeSpec{scheme: "sqlite", path: path}.url(), func() { db.Close() }}, nil
+	return &opened{
+		Store: st, spec: storeSpec{scheme: "sqlite", path: path}.url(),
+		close: func() { db.Close() }, pause: func() func() { return pauseSQLite(db) },
+	}, nil
+}
+
+// pauseSQLite sees to it that no transaction is open while the process is stopped, since that would
+// keep all others from writing. It waits for a moment only.
+func pauseSQLite(db *sql.DB) (resume func()) {
+	db.SetMaxOpenConns(1)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	conn, err := db.Conn(ctx)
+	if err != nil {
+		return func() {}
+	}
+	return func() { conn.Close() }
 }
 
 // splitHosts takes apart what follows the scheme and its colon, for a store that has several hosts: the

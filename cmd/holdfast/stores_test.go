@@ -1,12 +1,15 @@
 package main
 
 import (
+	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -293,4 +296,55 @@ func TestSchemesAreTold(t *testing.T) {
 			}
 		}
 	}
+}
+
+// While a process is paused, it keeps nobody from the file of its store, whatever it is doing.
+func TestPausedStoreIsInNobodysWay(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "locks.db")
+	st, err := openSQLite(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.close()
+	claim := st.Claim("k", store.ClaimOptions{TTL: time.Minute})
+	if _, err := claim.Try(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var busy sync.WaitGroup
+	for range 4 {
+		busy.Go(func() {
+			for ctx.Err() == nil {
+				_, _ = claim.Extend(ctx)
+			}
+		})
+	}
+	defer busy.Wait()
+	defer stop()
+
+	other, err := sql.Open("sqlite", "file:"+path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	other.SetMaxOpenConns(1)
+	tries := func() (refused int) {
+		for range 200 {
+			if _, err := other.Exec("BEGIN IMMEDIATE"); err != nil {
+				refused++
+				continue
+			}
+			if _, err := other.Exec("ROLLBACK"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return refused
+	}
+	eventually(t, "the store writes", func() bool { return tries() > 0 })
+	resume := st.pause()
+	if n := tries(); n > 0 {
+		t.Errorf("%d of 200 transactions are refused while the store is paused", n)
+	}
+	resume()
+	eventually(t, "the store goes on", func() bool { return tries() > 0 })
 }

@@ -145,5 +145,5 @@ func (s zkSpec) open() (*opened, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &opened{st, s.url(), st.Close}, nil
+	return &opened{Store: st, spec: s.url(), close: st.Close}, nil
 }
