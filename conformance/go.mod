@@ -12,6 +12,7 @@ require (
 	github.com/holdfast-go/holdfast/redlock/rueidisnode v0.0.0
 	github.com/holdfast-go/holdfast/zkstore v0.0.0
 	github.com/jackc/pgx/v5 v5.13.0
+	github.com/lib/pq v1.12.3
 	github.com/redis/go-redis/v9 v9.23.0
 	github.com/redis/rueidis v1.0.79
 	go.etcd.io/etcd/client/v3 v3.7.3

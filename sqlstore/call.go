@@ -2,7 +2,9 @@ package sqlstore
 
 import (
 	"context"
+	"database/sql"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
@@ -64,6 +66,7 @@ type attempts struct {
 	busy    func(error) bool  // nothing was written, and the next attempt may succeed
 	text    string            // for people, where the time was over before it did
 	meaning func(error) error // of another error of the driver, where nothing was written
+	db      *sql.DB
 }
 
 // retry runs f while the database is busy, with random pauses that grow, until ctx ends.
@@ -89,10 +92,21 @@ func retry(ctx context.Context, a attempts, f func() error) error {
 		case busy != nil:
 			return unavailable(a.text+": "+end.Error(), errors.Join(ctx.Err(), busy))
 		case end == errNoAnswer:
-			return unavailable(end.Error(), err)
+			return unavailable(end.Error()+poolHint(a.db), err)
 		}
 		return ctx.Err()
 	}
+}
+
+// poolHint says what else may be the reason of a call that had no answer.
+func poolHint(db *sql.DB) string {
+	if db == nil {
+		return ""
+	}
+	if s := db.Stats(); s.MaxOpenConnections > 0 && s.InUse >= s.MaxOpenConnections {
+		return fmt.Sprintf("; the pool's %d connections are all in use, and SetMaxOpenConns allows no more", s.InUse)
+	}
+	return ""
 }
 
 // sleep reports false when ctx ended first.

@@ -193,7 +193,7 @@ func (c *claim) release(ctx context.Context) (lost, err error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.token != 0 && !(unsure && c.leftBy(r)) {
+	if c.token != 0 && !((unsure || r.again) && c.leftBy(r)) {
 		lost = r.loss(owner)
 	}
 	c.done, c.unsure = lost == nil, false

@@ -20,7 +20,7 @@ func (s *Store) Inspect(ctx context.Context, key string) (store.Holder, error) {
 	}
 	r, err := race(ctx, func(ctx context.Context) (row, error) { return s.engine.read(ctx, key) }, nil)
 	if err != nil {
-		return store.Holder{}, err
+		return store.Holder{}, noGrant(err)
 	}
 	if r.live() {
 		return r.holder(), nil
@@ -44,7 +44,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[store.Holder,
 			}
 			page, err := race(ctx, func(ctx context.Context) ([]row, error) { return s.engine.list(ctx, after, prefix) }, nil)
 			if err != nil {
-				yield(store.Holder{}, err)
+				yield(store.Holder{}, noGrant(err))
 				return
 			}
 			for _, r := range page {

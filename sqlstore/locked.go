@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/holdfast-go/holdfast/fence"
 	"github.com/holdfast-go/holdfast/fence/sqlfence"
@@ -40,7 +39,8 @@ type LockedOptions struct {
 // protects nothing else, and does not exclude the leases of a [Store].
 //
 // fn gets the transaction, leaves its commit and rollback to Locked, and returns the errors of
-// its statements: one that fails may have ended the transaction, and so the lock. It has no
+// its statements: one that fails may have ended the transaction, and so the lock. It sends no
+// ROLLBACK or COMMIT as a statement either, of which PostgreSQL does not tell at the end. It has no
 // effects but those of the transaction, since it may run several times: serialization failures
 // and deadlocks, also those that fn returns, are retried as a whole until ctx ends. Locked of the
 // same key inside fn waits for itself, and ends in [store.ErrHeld].
@@ -91,7 +91,7 @@ func Locked(ctx context.Context, db *sql.DB, o LockedOptions, key string, fn fun
 			err = run()
 		}
 	}
-	return lockedError(ctx, err)
+	return lockedError(ctx, db, err)
 }
 
 // fnError is an error of fn on its way through the guard.
@@ -115,9 +115,10 @@ func (o LockedOptions) guard(db *sql.DB) (*sqlfence.Guard, error) {
 	return sqlfence.New(db, sqlfence.Options{Dialect: d, Table: lockedTable, LockWait: o.LockWait, TxOptions: o.TxOptions, Unchecked: true})
 }
 
-// lockedRow is the name of the row of key. Two keys may share a row, which costs a wait.
+// lockedRow is the name of the row of key: of other characters than ASCII a driver and a database
+// may make different texts. Two keys may share a row, which costs a wait.
 func lockedRow(key string) string {
-	if utf8.ValidString(key) {
+	if key == asciiOnly(key) {
 		return key
 	}
 	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(key)))
@@ -131,7 +132,7 @@ func unfitTable(err error) bool {
 }
 
 // lockedError says what an error of the guard means for a lock.
-func lockedError(ctx context.Context, err error) error {
+func lockedError(ctx context.Context, db *sql.DB, err error) error {
 	if own, ok := err.(*fnError); ok {
 		return own.error
 	}
@@ -151,8 +152,10 @@ func lockedError(ctx context.Context, err error) error {
 		return &fault{store.ErrUncertain, text, err}
 	case errors.Is(err, fence.ErrBusy):
 		return &fault{store.ErrHeld, text, err}
+	case errors.Is(err, fence.ErrUnavailable) && readOnly(err):
+		return errStandby(err)
 	case errors.Is(err, fence.ErrUnavailable):
-		return &fault{store.ErrUnavailable, text, err}
+		return &fault{store.ErrUnavailable, text + poolHint(db), err}
 	}
 	if advice := lockedAdvice(err); advice != "" {
 		return badDatabase(advice+": "+text, err)

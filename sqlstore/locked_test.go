@@ -80,12 +80,12 @@ func TestLockedError(t *testing.T) {
 		{t.Context(), &fnError{cause}, cause, cause.Error()},
 		{t.Context(), &fnError{own}, own, own.Error()},
 	} {
-		err := lockedError(tt.ctx, tt.err)
+		err := lockedError(tt.ctx, nil, tt.err)
 		if !errors.Is(err, tt.is) || err.Error() != tt.text {
 			t.Errorf("%v: %v, want %s", tt.err, err, tt.text)
 		}
 	}
-	if err := lockedError(t.Context(), nil); err != nil {
+	if err := lockedError(t.Context(), nil, nil); err != nil {
 		t.Errorf("nil: %v", err)
 	}
 	if unfitTable(&fnError{own}) || !unfitTable(&fence.Error{Kind: own, Err: cause}) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"time"
 
@@ -28,9 +27,9 @@ const (
 	mysqlLeft  = `expires - ` + mysqlNow
 	// Some versions say OFF, and others 0.
 	mysqlStandby = `@@GLOBAL.read_only NOT IN ('0', 'OFF')`
-	mysqlCheck   = `SELECT COALESCE((SELECT value FROM holdfast_meta WHERE name = 'version'), ''), ` + mysqlStandby + `, @@autocommit,
+	mysqlCheck   = `SELECT COALESCE((SELECT value FROM holdfast_meta WHERE name = 'version'), X''), ` + mysqlStandby + `, ` + mysqlCommits + `,
 		COALESCE((SELECT MAX(engine) FROM information_schema.tables
-			WHERE table_schema = DATABASE() AND table_name = 'holdfast_leases'), '')`
+			WHERE table_schema = DATABASE() AND table_name = 'holdfast_leases'), X''), (SELECT COUNT(*) FROM holdfast_leases WHERE 0)`
 )
 
 func (mysql) name() string { return "mysql" }
@@ -51,7 +50,20 @@ func (mysql) schema() []string {
 	}
 }
 
-func mysqlWhere(key string) string { return " WHERE `key` = " + sqltext.Binary(key) }
+// mysqlCommits is true where a statement commits by itself. Somebody may have changed that in a
+// session of the pool, or left a transaction open there, which only MariaDB tells: what is written
+// then is not committed, and may be rolled back while its lease is trusted. No statement writes
+// there, and read tells of it.
+const mysqlCommits = `@@autocommit /*M! AND NOT @@in_transaction */`
+
+func mysqlWhere(key string) string {
+	return " WHERE `key` = " + sqltext.Binary(key) + " AND " + mysqlCommits
+}
+
+func errNoCommit() error {
+	return badDatabase("must have autocommit on, and no transaction left open, in all connections of the pool; "+
+		"set autocommit=1 where they are configured, and begin transactions by BeginTx only", nil)
+}
 
 // id runs a statement that answers by its insert id.
 func (mysql) id(ctx context.Context, c handle, statement string) (int64, bool, error) {
@@ -65,12 +77,12 @@ func (mysql) id(ctx context.Context, c handle, statement string) (int64, bool, e
 
 // The token is assigned first, since each assignment is seen by those after it.
 func (m mysql) take(ctx context.Context, c handle, key, owner, label string, ttl time.Duration) (int64, bool, error) {
-	return m.id(ctx, c, fmt.Sprintf("UPDATE holdfast_leases SET token = %s, owner = %s, label = %s, expires = %s + %d%s AND (owner = '' OR expires <= %s)",
+	return m.id(ctx, c, fmt.Sprintf("UPDATE holdfast_leases SET token = %s, owner = %s, label = %s, expires = %s + %d%s AND (owner = X'' OR expires <= %s)",
 		mysqlToken, sqltext.Binary(owner), sqltext.Binary(label), mysqlNow, micros(ttl), mysqlWhere(key), mysqlNow))
 }
 
 func (mysql) seed(ctx context.Context, c handle, key string) error {
-	_, err := c.ExecContext(ctx, "INSERT IGNORE INTO holdfast_leases (`key`, owner, token, expires, label, batch) VALUES ("+sqltext.Binary(key)+", '', 0, 0, '', 0)")
+	_, err := c.ExecContext(ctx, "INSERT IGNORE INTO holdfast_leases (`key`, owner, token, expires, label, batch) SELECT "+sqltext.Binary(key)+", X'', 0, 0, X'', 0 FROM DUAL WHERE "+mysqlCommits)
 	return err
 }
 
@@ -90,23 +102,28 @@ func (m mysql) extend(ctx context.Context, c handle, leases []lease) ([]bool, er
 }
 
 // extendMany marks the rows that it extends by a number of its own, and asks then which ones
-// have it. Rows are locked in the order of their keys, as far as the server follows it.
+// have it. Rows are found by the index, in the order of their keys: where the server may choose, it
+// reads a small table from its beginning, and locks and waits for every row on the way. The keys
+// differ.
 func (mysql) extendMany(ctx context.Context, c handle, leases []lease) ([]bool, error) {
 	batch := 1 + rand.Int64N(1<<62)
-	var list, keys []string
+	var keys, grants, ttls []string
 	place := make(map[string]int, len(leases))
 	for i, l := range leases {
 		place[l.key] = i
-		list = append(list, fmt.Sprintf("SELECT %s AS k, %s AS o, %d AS t, %d AS d", sqltext.Binary(l.key), sqltext.Binary(l.owner), l.token, micros(l.ttl)))
-		keys = append(keys, sqltext.Binary(l.key))
+		key := sqltext.Binary(l.key)
+		keys = append(keys, key)
+		grants = append(grants, fmt.Sprintf("(%s, %s, %d)", key, sqltext.Binary(l.owner), l.token))
+		ttls = append(ttls, fmt.Sprintf("WHEN %s THEN %d", key, micros(l.ttl)))
 	}
-	slices.Sort(list)
-	_, err := c.ExecContext(ctx, "UPDATE holdfast_leases l JOIN ("+strings.Join(list, " UNION ALL ")+") v ON l.`key` = v.k "+
-		fmt.Sprintf("SET l.expires = GREATEST(l.expires, %s + v.d), l.batch = %d WHERE l.owner = v.o AND l.token = v.t AND l.expires > %s", mysqlNow, batch, mysqlNow))
+	ofKeys := " WHERE `key` IN (" + strings.Join(keys, ", ") + ")"
+	_, err := c.ExecContext(ctx, fmt.Sprintf("UPDATE holdfast_leases FORCE INDEX (PRIMARY) SET expires = GREATEST(expires, %s + CASE `key` %s END), batch = %d%s AND (`key`, owner, token) IN (%s) AND expires > %s AND %s",
+		mysqlNow, strings.Join(ttls, " "), batch, ofKeys, strings.Join(grants, ", "), mysqlNow, mysqlCommits))
 	if err != nil {
 		return nil, err
 	}
-	rows, err := c.QueryContext(ctx, fmt.Sprintf("SELECT `key` FROM holdfast_leases WHERE `key` IN (%s) AND batch = %d", strings.Join(keys, ", "), batch))
+	// With a limit of its own, since sql_select_limit is the default.
+	rows, err := c.QueryContext(ctx, fmt.Sprintf("SELECT `key` FROM holdfast_leases%s AND batch = %d LIMIT %d", ofKeys, batch, len(keys)))
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +141,7 @@ func (mysql) extendMany(ctx context.Context, c handle, leases []lease) ([]bool, 
 
 // release says by its insert id whether the lease had ended: 1, and else 2 and what was left.
 func (m mysql) release(ctx context.Context, c handle, key, owner string) (row, bool, error) {
-	id, ok, err := m.id(ctx, c, fmt.Sprintf("UPDATE holdfast_leases SET token = token + 0 * LAST_INSERT_ID(2 + GREATEST(-1, %s)), owner = '', label = ''%s AND owner = %s",
+	id, ok, err := m.id(ctx, c, fmt.Sprintf("UPDATE holdfast_leases SET token = token + 0 * LAST_INSERT_ID(2 + GREATEST(-1, %s)), owner = X'', label = X''%s AND owner = %s",
 		mysqlLeft, mysqlWhere(key), sqltext.Binary(owner)))
 	return row{left: time.Duration(id-2) * time.Microsecond}, ok, err
 }
@@ -137,16 +154,20 @@ func (m mysql) breakOff(ctx context.Context, c handle, key, owner, broken, label
 
 func (mysql) read(ctx context.Context, c handle, key string) (r row, standby bool, err error) {
 	var left int64
-	err = c.QueryRowContext(ctx, "SELECT l.`key` IS NOT NULL, COALESCE(l.owner, ''), COALESCE(l.token, 0), COALESCE(l."+mysqlLeft+", 0), COALESCE(l.label, ''), "+
-		mysqlStandby+" FROM (SELECT 1) one LEFT JOIN holdfast_leases l ON l.`key` = "+sqltext.Binary(key)).
-		Scan(&r.exists, &r.owner, &r.token, &left, &r.label, &standby)
+	var commits bool
+	err = c.QueryRowContext(ctx, "SELECT l.`key` IS NOT NULL, COALESCE(l.owner, X''), COALESCE(l.token, 0), COALESCE(l."+mysqlLeft+", 0), COALESCE(l.label, X''), "+
+		mysqlStandby+", "+mysqlCommits+" FROM (SELECT 1) one LEFT JOIN holdfast_leases l ON l.`key` = "+sqltext.Binary(key)).
+		Scan(&r.exists, &r.owner, &r.token, &left, &r.label, &standby, &commits)
 	r.left = time.Duration(left) * time.Microsecond
+	if err == nil && !commits {
+		err = errNoCommit()
+	}
 	return r, standby, err
 }
 
 func (mysql) list(ctx context.Context, c handle, after, prefix string) (page []row, standby bool, err error) {
 	rows, err := c.QueryContext(ctx, fmt.Sprintf("SELECT `key`, owner, token, %s, label, %s FROM holdfast_leases "+
-		"WHERE `key` > %s AND `key` >= %s AND owner <> '' ORDER BY `key` LIMIT %d", mysqlLeft, mysqlStandby, sqltext.Binary(after), sqltext.Binary(prefix), pageSize))
+		"WHERE `key` > %s AND `key` >= %s AND owner <> X'' ORDER BY `key` LIMIT %d", mysqlLeft, mysqlStandby, sqltext.Binary(after), sqltext.Binary(prefix), pageSize))
 	if err != nil {
 		return nil, false, err
 	}
@@ -155,13 +176,14 @@ func (mysql) list(ctx context.Context, c handle, after, prefix string) (page []r
 
 // check refuses a pool with autocommit off, where a statement would leave a transaction open.
 func (mysql) check(ctx context.Context, c handle) (version string, standby bool, err error) {
-	var autocommit bool
+	var commits bool
 	var engine string
-	err = c.QueryRowContext(ctx, mysqlCheck).Scan(&version, &standby, &autocommit, &engine)
+	var none int
+	err = c.QueryRowContext(ctx, mysqlCheck).Scan(&version, &standby, &commits, &engine, &none)
 	switch {
 	case err != nil:
-	case !autocommit:
-		err = badDatabase("must have autocommit on; set autocommit=1 where its connections are configured", nil)
+	case !commits:
+		err = errNoCommit()
 	case !strings.EqualFold(engine, "InnoDB"):
 		err = badDatabase("must keep holdfast_leases in InnoDB, has it in "+engine, nil)
 	}

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/holdfast-go/holdfast/internal/sqlerr"
 )
@@ -61,7 +62,8 @@ const (
 		FROM (SELECT 1) one LEFT JOIN holdfast_leases l ON l.key = $1::bytea`
 	pgList = `SELECT l.key, l.owner, l.token, ` + pgLeft + `, l.label, pg_is_in_recovery() FROM holdfast_leases l
 		WHERE l.key > $1::bytea AND l.key >= $2::bytea AND l.owner <> '' ORDER BY l.key LIMIT $3::int`
-	pgCheck = `SELECT coalesce((SELECT value FROM holdfast_meta WHERE name = 'version'), ''), pg_is_in_recovery()`
+	pgCheck = `SELECT coalesce((SELECT value FROM holdfast_meta WHERE name = 'version'), ''), pg_is_in_recovery()
+		WHERE NOT EXISTS (SELECT 1 FROM holdfast_leases WHERE false)`
 )
 
 func (postgres) name() string { return "postgresql" }
@@ -93,8 +95,24 @@ func found(r *sql.Row, into ...any) (ok bool, err error) {
 }
 
 func (postgres) take(ctx context.Context, c handle, key, owner, label string, ttl time.Duration) (token int64, ok bool, err error) {
-	ok, err = found(c.QueryRowContext(ctx, pgTake, []byte(key), owner, label, micros(ttl)), &token)
+	take := func(label string) (bool, error) {
+		return found(c.QueryRowContext(ctx, pgTake, []byte(key), owner, label, micros(ttl)), &token)
+	}
+	ok, err = take(label)
+	switch sqlerr.SQLState(err) {
+	case "22P05", "22021": // the encoding of the database lacks a character
+		ok, err = take(asciiOnly(label))
+	}
 	return token, ok, err
+}
+
+func asciiOnly(label string) string {
+	return strings.Map(func(r rune) rune {
+		if r > unicode.MaxASCII {
+			return '?'
+		}
+		return r
+	}, label)
 }
 
 func (postgres) seed(ctx context.Context, c handle, key string) error {
@@ -226,7 +244,7 @@ func (postgres) advice(err error) string {
 		if state == "08P01" && !strings.Contains(err.Error(), "prepared statement") {
 			return "" // PgBouncer says so of all that is wrong with its servers
 		}
-		return "is behind a pooler that mixes up prepared statements; with pgx set default_query_exec_mode=exec"
+		return "is behind a pooler that mixes up prepared statements; with pgx set default_query_exec_mode=exec, with lib/pq binary_parameters=yes"
 	case "42501":
 		return "must let this role read and update the tables holdfast_leases and holdfast_meta; another role may make them by EnsureSchema"
 	}

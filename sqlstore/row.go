@@ -31,6 +31,7 @@ type row struct {
 	token  int64
 	left   time.Duration // of the grant, when the row was read
 	label  string
+	again  bool // of a release: it was sent before, and may have been executed then
 }
 
 // live reports whether somebody holds the key.

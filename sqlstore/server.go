@@ -97,7 +97,7 @@ func errStandby(cause error) error {
 
 func readOnly(err error) bool {
 	switch sqlerr.MySQLNumber(err) {
-	case 1290, 1792, 1836:
+	case 1290, 1792, 1836, 1036:
 		return true
 	}
 	return sqlerr.SQLState(err) == "25006"
@@ -135,15 +135,18 @@ func (e *server) meaning(err error) error {
 
 // run runs one statement that reads, and again while the database is busy.
 func (e *server) run(ctx context.Context, f func(context.Context, handle) error) error {
-	return retry(ctx, attempts{e.busy, "others use the row", e.meaning}, func() error {
+	return retry(ctx, attempts{e.busy, "others use the row", e.meaning, e.db}, func() error {
 		return e.once(ctx, func(c handle) error { return f(ctx, c) })
 	})
 }
 
 // write runs one statement that writes. Once it was sent, the end of ctx does not stop it at
-// once. Where there is no answer, the outcome is uncertain.
+// once. Where there is no answer, the outcome is uncertain: also where a driver has said that it
+// sent nothing (lib/pq says so when the connection ends before the answer) and there is no answer
+// on another connection either.
 func (e *server) write(ctx context.Context, f func(context.Context, handle) error) error {
-	return retry(ctx, attempts{e.busy, "others use the row", e.meaning}, func() error {
+	broken := false
+	err := retry(ctx, attempts{e.busy, "others use the row", e.meaning, e.db}, func() error {
 		return e.once(ctx, func(c handle) error {
 			if err := ctx.Err(); err != nil {
 				return err
@@ -152,7 +155,11 @@ func (e *server) write(ctx context.Context, f func(context.Context, handle) erro
 			defer end()
 			defer context.AfterFunc(ctx, func() { time.AfterFunc(patience, end) })()
 			err := f(outlive, c)
-			if err == nil || hasKind(err) || errors.Is(err, driver.ErrBadConn) {
+			if unsent(err) {
+				broken = true
+				return err
+			}
+			if err == nil || hasKind(err) {
 				return err
 			}
 			switch e.fault(err) {
@@ -165,6 +172,10 @@ func (e *server) write(ctx context.Context, f func(context.Context, handle) erro
 			return err
 		})
 	})
+	if err != nil && broken && !errors.Is(err, store.ErrUncertain) && !errors.Is(err, store.ErrInvalid) {
+		return uncertain(err)
+	}
+	return err
 }
 
 // once runs f on a connection, and on another one where nothing was sent.
@@ -176,10 +187,16 @@ func (e *server) once(ctx context.Context, f func(handle) error) error {
 		}
 		err = f(c)
 		c.Close()
-		if !errors.Is(err, driver.ErrBadConn) || n == redials {
+		if !unsent(err) || n == redials {
 			return err
 		}
 	}
+}
+
+// unsent says that nothing was sent: the driver says so, or the server, which had ended the session
+// because it was idle.
+func unsent(err error) bool {
+	return errors.Is(err, driver.ErrBadConn) || sqlerr.SQLState(err) == "57P05" || sqlerr.MySQLNumber(err) == 4031
 }
 
 // usable makes sure that the database has been checked once by this store.
@@ -315,27 +332,58 @@ func (e *server) extend(ctx context.Context, leases []lease) (x extended, err er
 	if err := e.usable(ctx); err != nil {
 		return extended{}, err
 	}
-	var ok []bool
-	err = e.write(ctx, func(ctx context.Context, c handle) (err error) {
-		x.sent, x.now = e.clock.Now(), e.clock.now()
-		ok, err = e.statements.extend(ctx, c, leases)
-		return err
-	})
-	if err != nil {
-		return extended{}, err
-	}
 	x.errs = make([]error, len(leases))
-	for i, l := range leases {
-		if ok[i] {
-			continue
+	for n, round := range rounds(leases) {
+		part := make([]lease, len(round))
+		for i, at := range round {
+			part[i] = leases[at]
 		}
-		r, err := e.read(ctx, l.key)
-		if err != nil { // it is lost all the same
-			r = row{}
+		var ok []bool
+		err = e.write(ctx, func(ctx context.Context, c handle) (err error) {
+			if n == 0 {
+				x.sent, x.now = e.clock.Now(), e.clock.now()
+			}
+			ok, err = e.statements.extend(ctx, c, part)
+			return err
+		})
+		if err != nil {
+			return extended{}, err
 		}
-		x.errs[i] = r.gone(l.owner)
+		for i, at := range round {
+			if !ok[i] {
+				x.errs[at] = e.gone(ctx, leases[at])
+			}
+		}
 	}
 	return x, nil
+}
+
+// gone is why a lease was not extended.
+func (e *server) gone(ctx context.Context, l lease) error {
+	r, err := e.read(ctx, l.key)
+	switch {
+	case errors.Is(err, store.ErrInvalid): // the session, or the tables, are the reason
+		return err
+	case err != nil: // it is lost all the same
+		r = row{}
+	}
+	return r.gone(l.owner)
+}
+
+// rounds are the places of leases whose keys differ: what a statement answers of a row must not be
+// taken for the answer to another lease of the same key, which may be an older one. There is one
+// round but where a key comes twice.
+func rounds(leases []lease) (all [][]int) {
+	seen := make(map[string]int, len(leases))
+	for i, l := range leases {
+		n := seen[l.key]
+		seen[l.key]++
+		if n == len(all) {
+			all = append(all, nil)
+		}
+		all[n] = append(all[n], i)
+	}
+	return all
 }
 
 func (e *server) release(ctx context.Context, key, owner string) (r row, err error) {
@@ -343,7 +391,9 @@ func (e *server) release(ctx context.Context, key, owner string) (r row, err err
 		return row{}, err
 	}
 	var ok bool
+	sent := 0
 	err = e.write(ctx, func(ctx context.Context, c handle) (err error) {
+		sent++
 		r, ok, err = e.statements.release(ctx, c, key, owner)
 		return err
 	})
@@ -351,7 +401,9 @@ func (e *server) release(ctx context.Context, key, owner string) (r row, err err
 		r.exists, r.key, r.owner = ok, key, owner
 		return r, err
 	}
-	return e.read(ctx, key)
+	r, err = e.read(ctx, key)
+	r.again = sent > 1
+	return r, err
 }
 
 func (e *server) breakOff(ctx context.Context, key, owner string) error {

@@ -29,9 +29,15 @@
 // Every step is one statement that commits by itself and leaves nothing in its session. So the
 // store works through a pooler that gives each transaction another connection, such as PgBouncer;
 // pgx then needs default_query_exec_mode=exec or simple_protocol, unless the pooler knows
-// prepared statements, and go-sql-driver needs nothing. On MySQL autocommit must be on. Any
+// prepared statements, lib/pq needs binary_parameters=yes, and go-sql-driver needs nothing. Any
 // default isolation level is right: what that refuses is tried again. A refused Try writes
 // nothing.
+//
+// Where a pool is shared with other code, transactions must be begun by its BeginTx: a BEGIN that
+// is sent as a statement stays open in whichever session ran it, and a lease that is granted there
+// is gone when somebody rolls back. On MySQL autocommit must be on besides. A session with
+// autocommit off, and on MariaDB one with a transaction open, is refused by [store.ErrInvalid]
+// each time; pgx drops such a session; lib/pq, and go-sql-driver on MySQL, do not tell.
 //
 // On PostgreSQL a grant and an extension wait until they are on disk also where
 // synchronous_commit is off for the database, and a release never does, since its lease would

@@ -39,7 +39,7 @@ func (e *sqlite) write(ctx context.Context, fn func(*tx) error) error {
 }
 
 func (e *sqlite) retry(ctx context.Context, f func() error) error {
-	return retry(ctx, attempts{sqlerr.SQLiteBusyNow, lockedText, classify}, f)
+	return retry(ctx, attempts{sqlerr.SQLiteBusyNow, lockedText, classify, e.db}, f)
 }
 
 func (e *sqlite) writeOnce(ctx context.Context, fn func(*tx) error) error {

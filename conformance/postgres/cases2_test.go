@@ -60,10 +60,9 @@ func TestLeaseOutlivesItsSessions(t *testing.T) {
 	db.SetMaxOpenConns(1)
 	locks := kit.Locker(t, engine.New(t, db, sqlstore.Options{}), holdfast.Options{TTL: 3 * time.Second})
 	lease := kit.Acquire(t, locks, "k")
+	admin := engine.DB(t, engine.DSN(server, "")+"&options=-c%20idle_session_timeout%3D0")
 	sessions := map[int]bool{}
 	servertest.Eventually(t, time.Minute, func() error {
-		admin := engine.DB(t, engine.DSN(server, "")) // another one each time, before it is ended as well
-		defer admin.Close()
 		pid := sqlrig.Query[int](t, admin, `SELECT coalesce(max(pid), 0) FROM pg_stat_activity
 			WHERE query LIKE '%holdfast_leases%' AND pid <> pg_backend_pid()`)
 		if pid != 0 {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/holdfast-go/holdfast/fence"
@@ -296,6 +297,8 @@ func (g *Guard) commit(ctx context.Context, tx *transaction, cs []*claim) (next,
 	if outlive.Err() == nil && !errors.Is(err, errSlow) {
 		switch g.fault(err) {
 		case sqlerr.Unknown, sqlerr.Connection:
+		case sqlerr.NoTx: // fn, or an error that it went on after, has ended it
+			return finish, &fence.Error{Kind: fence.ErrUncertain, Resource: cs[0].resource, Err: fmt.Errorf("%w: %w", errEnded, err)}
 		case sqlerr.Unavailable:
 			return finish, g.meaning(cs[0].resource, err)
 		default: // refused, so that nothing was written

@@ -64,12 +64,14 @@ func PostgreSQL(err error) Kind {
 		return NoTx
 	case "42P07", "42P06", "42710", "23505": // a table is a type, too
 		return Raced
-	case "25006", "53100", "53200", "53300", "57P03":
+	case "25006", "57P03":
 		return Unavailable
 	case "25P03", "25P04", "40003":
 		return Connection
 	}
 	switch state[:2] {
+	case "53": // out of disk, memory, connections
+		return Unavailable
 	case "08", "57", "58", "XX":
 		return Connection
 	}
@@ -106,9 +108,11 @@ func MySQL(err error) Kind {
 		return InTx
 	case 1050:
 		return Raced
-	case 1040, 1203, 1226, 1290, 1792, 1836, 1021, 1041, 1114:
+	case 1040, 1203, 1226, 1290, 1792, 1836, 1036, 1021, 1041, 1114,
+		1037, 1038, 1135, 1206: // out of memory, threads, room for locks
 		return Unavailable
-	case 1053, 1080, 1105, 1152, 1158, 1159, 1160, 1161, 1180, 1184, 1194, 1317, 1927, 3024, 3169, 4031,
+	case 1030, 3100, // an error of the storage engine; a group's plugin has failed
+		1053, 1080, 1105, 1152, 1158, 1159, 1160, 1161, 1180, 1184, 1194, 1317, 1927, 3024, 3169, 4031,
 		1047, 1969: // not ready, which a cluster says; out of time, of MariaDB
 		return Connection
 	default:
@@ -240,6 +244,8 @@ func sqliteRefusal(err error) Kind {
 		return NoColumn
 	case strings.Contains(text, "within a transaction"):
 		return InTx
+	case strings.Contains(text, "no transaction is active"):
+		return NoTx
 	case strings.Contains(text, "already exists"):
 		return Raced
 	case strings.Contains(text, "integer overflow"):

@@ -53,7 +53,7 @@ func TestKinds(t *testing.T) {
 		{PostgreSQL, pg("42P01"), NoTable}, {PostgreSQL, pg("42703"), NoColumn}, {PostgreSQL, pg("22003"), OutOfRange},
 		{PostgreSQL, pg("22P02"), BadValue}, {PostgreSQL, pg("25P01"), NoTx}, {PostgreSQL, pg("23505"), Raced}, {PostgreSQL, pg("42710"), Raced},
 		{PostgreSQL, pg("57P01"), Connection}, {PostgreSQL, pg("08006"), Connection}, {PostgreSQL, pg("25P03"), Connection},
-		{PostgreSQL, pg("25006"), Unavailable}, {PostgreSQL, pg("57P03"), Unavailable}, {PostgreSQL, pg("23503"), Refused},
+		{PostgreSQL, pg("25006"), Unavailable}, {PostgreSQL, pg("53000"), Unavailable}, {PostgreSQL, pg("53400"), Unavailable}, {PostgreSQL, pg("57P03"), Unavailable}, {PostgreSQL, pg("23503"), Refused},
 		{PostgreSQL, pg("XX000"), Connection}, {PostgreSQL, pg("40003"), Connection}, {PostgreSQL, pg(""), Unknown},
 		{PostgreSQL, text("conn closed"), Connection}, {PostgreSQL, text("what"), Unknown},
 
@@ -61,6 +61,7 @@ func TestKinds(t *testing.T) {
 		{MySQL, my(1054), NoColumn}, {MySQL, my(1264), OutOfRange}, {MySQL, my(1292), BadValue}, {MySQL, my(1568), InTx},
 		{MySQL, my(1050), Raced}, {MySQL, my(1053), Connection}, {MySQL, my(1180), Connection}, {MySQL, my(1062), Refused},
 		{MySQL, my(1969), Connection}, {MySQL, my(1047), Connection}, {MySQL, my(2013), Connection}, {MySQL, my(9001), Connection},
+		{MySQL, my(1036), Unavailable}, {MySQL, my(1135), Unavailable}, {MySQL, my(1206), Unavailable}, {MySQL, my(1030), Connection}, {MySQL, my(3100), Connection},
 		{MySQL, my(3101), Retry}, {MySQL, my(1226), Unavailable}, {MySQL, my(1999), Refused},
 		{MySQL, my(1290), Unavailable}, {MySQL, text("invalid connection"), Connection}, {MySQL, text("what"), Unknown},
 
@@ -70,6 +71,7 @@ func TestKinds(t *testing.T) {
 		{SQLite, mattn(5, "database is locked"), LockWait}, {SQLite, mattn(517, "database is locked"), Retry},
 		{SQLite, mattn(1, "no such table: x"), NoTable}, {SQLite, mattn(1, "no such column: x"), NoColumn},
 		{SQLite, mattn(1, "cannot start a transaction within a transaction"), InTx},
+		{SQLite, mattn(1, "cannot commit - no transaction is active"), NoTx},
 		{SQLite, text("sqlite3: database is locked"), LockWait}, {SQLite, text("no such table: x"), NoTable},
 		{SQLite, text("what"), Unknown},
 	} {
