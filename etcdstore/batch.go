@@ -102,26 +102,43 @@ func (s *Store) extend(ctx context.Context, claims []*claim) []store.Result {
 func (s *Store) extendBatch(ctx context.Context, claims []*claim, results []store.Result) {
 	start := time.Now()
 	var ids []int64
+	longest := map[*session]time.Duration{} // ttl on each
 	states := make([]attempt, len(claims))
 	for i, c := range claims {
 		a, lost := c.state()
 		if states[i] = a; lost || a.revision == 0 {
-			results[i].Err = &store.LostError{}
+			results[i].Err = c.gone(nil)
 			continue
 		}
-		ids = append(ids, a.lease)
+		if a.session != nil {
+			longest[a.session] = max(longest[a.session], c.o.TTL)
+		} else {
+			ids = append(ids, a.lease)
+		}
 	}
-	if len(ids) == 0 {
+	if len(ids)+len(longest) == 0 {
 		return
 	}
-	passed := time.Since(start)
+	sent := time.Now()
+	passed := sent.Sub(start)
 	left, err := s.renewAll(ctx, ids)
+	for n, ttl := range longest {
+		if err == nil {
+			left[n.id], err = n.confirm(ctx, ttl, sent)
+		}
+		if err == errNoLease {
+			err = nil
+		}
+	}
 	var resp *pb.TxnResponse
 	if err == nil {
 		resp, err = look(ctx, s.kv.Txn, readAll(claims))
-		if err != nil && ctx.Err() == nil { // the leases were renewed
+		if err != nil { // the leases were renewed, or are known to live
 			err = uncertain(err)
 		}
+	}
+	if err == nil {
+		s.explain(ctx, states, resp)
 	}
 	for i, c := range claims {
 		a := states[i]
@@ -134,22 +151,52 @@ func (s *Store) extendBatch(ctx context.Context, claims []*claim, results []stor
 			if kv := found(resp, i); kv != nil {
 				now = newEntry(kv)
 			}
-			results[i] = c.extended(a, left[a.lease], passed, now)
+			results[i] = c.extended(a, left[a.on()], sent, passed, now)
+		}
+	}
+}
+
+// explain looks whether a session has ended where a key on it is missing, so that all its claims
+// learn of it.
+func (s *Store) explain(ctx context.Context, states []attempt, resp *pb.TxnResponse) {
+	asked := map[*session]bool{}
+	for i, a := range states {
+		if n := a.session; n != nil && found(resp, i) == nil && !asked[n] {
+			asked[n] = true
+			n.doubt()
+			_, _ = n.confirm(ctx, minTTL, time.Now())
 		}
 	}
 }
 
 // extended is the answer to one claim: its lease has that ttl, and the key is as it is now.
-func (c *claim) extended(a attempt, left, passed time.Duration, now *entry) store.Result {
-	if left > 0 && now != nil && now.change == a.revision {
-		return store.Result{Grant: store.Grant{Token: a.token, Owner: a.owner, TTL: min(left, c.o.TTL) + passed}}
+func (c *claim) extended(a attempt, left time.Duration, sent time.Time, passed time.Duration, now *entry) store.Result {
+	ttl, ours := min(left, c.o.TTL), now != nil && now.change == a.revision
+	if ours && c.prolong(a, sent, ttl) {
+		return store.Result{Grant: store.Grant{Token: a.token, Owner: a.owner, TTL: ttl + passed}}
 	}
-	c.change(func() { c.lost = true })
-	lost := &store.LostError{}
-	if now != nil && now.change != a.revision {
-		lost.By = &store.HeldError{Holder: now.holder(c.key, 0)}
+	if ours && a.session != nil { // it has ended by its time
+		c.clearLater(a)
 	}
-	return store.Result{Err: lost}
+	if now == nil || ours {
+		return store.Result{Err: c.gone(nil)}
+	}
+	return store.Result{Err: c.gone(&store.HeldError{Holder: now.holder(c.key, 0)})}
+}
+
+// prolong gives a grant more time, and else books that it is lost: where there is none to give, and
+// on a session also where the time that it had is over, because its key may be on its way out.
+func (c *claim) prolong(a attempt, sent time.Time, ttl time.Duration) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if ttl <= 0 || a.session != nil && !time.Now().Before(c.until) {
+		c.lost = true
+	}
+	if c.lost {
+		return false
+	}
+	c.until = sent.Add(ttl)
+	return true
 }
 
 func readAll(claims []*claim) *pb.TxnRequest {
@@ -171,6 +218,9 @@ func (s *Store) renew(ctx context.Context, lease int64) (time.Duration, error) {
 
 // renewAll renews leases and answers their ttls; zero where there is no such lease.
 func (s *Store) renewAll(ctx context.Context, leases []int64) (map[int64]time.Duration, error) {
+	if len(leases) == 0 {
+		return map[int64]time.Duration{}, nil
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the stream
 	stream, err := s.once.LeaseKeepAlive(ctx)

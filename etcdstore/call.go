@@ -3,6 +3,7 @@ package etcdstore
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -146,72 +147,76 @@ func classify(ctx context.Context, err error, sent bool) error {
 	return &fault{store.ErrUnavailable, err}
 }
 
-// reaper revokes leases whose revocation had no answer, in one goroutine, until each is
-// revoked or has ended by itself.
-type reaper struct {
-	revoke func(context.Context, int64) error
+// reaper ends what was to be ended and had no answer, such as leases, in one goroutine, until
+// each has ended, if only by itself.
+type reaper[K comparable] struct {
+	end   func(context.Context, []K) error
+	most  int          // that are ended at once
+	lasts func(K) bool // whether it may be there though its time is over; nil: it is not
 
 	mu      sync.Mutex
-	leases  map[int64]time.Time // until when
+	left    map[K]time.Time // until when
 	running bool
 }
 
-// Pauses between two rounds of the reaper, and the longest that it cares for a lease.
+// Pauses between two rounds of the reaper, and the longest that it cares for what does not last.
 const (
 	minReap  = 50 * time.Millisecond
 	maxReap  = time.Second
 	reapTime = time.Minute
 )
 
-func (r *reaper) add(lease int64, ttl time.Duration) {
+func (r *reaper[K]) add(k K, ttl time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.leases == nil {
-		r.leases = map[int64]time.Time{}
+	if r.left == nil {
+		r.left = map[K]time.Time{}
 	}
-	r.leases[lease] = time.Now().Add(min(ttl, reapTime))
+	r.left[k] = time.Now().Add(min(ttl, reapTime))
 	if !r.running {
 		r.running = true
 		go r.run()
 	}
 }
 
-func (r *reaper) run() {
+func (r *reaper[K]) run() {
 	for pause := minReap; r.more(); pause = min(2*pause, maxReap) {
 		time.Sleep(pause)
-		for _, lease := range r.due() {
+		for due := range slices.Chunk(r.due(), r.most) {
 			ctx, cancel := context.WithTimeout(context.Background(), maxReap)
-			err := r.revoke(ctx, lease)
+			err := r.end(ctx, due)
 			cancel()
 			if err != nil && err != errNoLease {
 				break // the others would not get through either
 			}
 			r.mu.Lock()
-			delete(r.leases, lease)
+			for _, k := range due {
+				delete(r.left, k)
+			}
 			r.mu.Unlock()
 		}
 	}
 }
 
 // more answers false when nothing is left to do, and no goroutine runs from then on.
-func (r *reaper) more() bool {
+func (r *reaper[K]) more() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.running = len(r.leases) > 0
+	r.running = len(r.left) > 0
 	return r.running
 }
 
-// due answers the leases that have not ended by themselves.
-func (r *reaper) due() (due []int64) {
+// due answers what has not ended by itself.
+func (r *reaper[K]) due() (due []K) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := time.Now()
-	for lease, until := range r.leases {
-		if now.After(until) {
-			delete(r.leases, lease)
+	for k, until := range r.left {
+		if now.After(until) && (r.lasts == nil || !r.lasts(k)) {
+			delete(r.left, k)
 			continue
 		}
-		due = append(due, lease)
+		due = append(due, k)
 	}
 	return due
 }

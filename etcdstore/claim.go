@@ -28,15 +28,27 @@ type claim struct {
 	released bool               // Release was called: nothing is taken any more
 	done     bool               // Release has succeeded
 	unsure   bool               // an earlier Release had no answer
-	lost     bool               // an extension has answered that the grant is gone
+	lost     bool               // the grant is gone
+	why      error              // of the loss, where it is not the key that has gone
 	attempt  attempt
 	queue    queue // as the last refusal has found it
+
+	// Of a claim on a session:
+	until  time.Time   // when its time ends
+	timer  *time.Timer // which ends it then; nil before there is anything to end
+	left   bool        // the reaper has what it may have left
+	onLoss func()
 }
 
-// attempt is what a claim is known by in etcd. Its lease is used by no other one.
+// attempt is what a claim is known by in etcd. Its lease is used by no other one. Where it has a
+// session, that is what its keys are on, and nobody makes the lease unless another store adopts
+// the grant.
 type attempt struct {
 	lease    int64 // zero: nothing was asked for yet
 	owner    string
+	session  *session
+	value    string      // of its keys, where they are on a session
+	unknown  bool        // a request that takes the key, or queues up, had no answer
 	found    bool        // the lease was made
 	lent     time.Time   // when it was asked for; zero where that is not known
 	open     bool        // the key may have been taken
@@ -84,7 +96,10 @@ func (c *claim) take(ctx context.Context) error {
 	}
 }
 
-func (c *claim) end() { <-c.slot }
+func (c *claim) end() {
+	c.watchOver()
+	<-c.slot
+}
 
 // answer gives way to a Release that came meanwhile.
 func (c *claim) answer(g store.Grant, err error) (store.Grant, error) {
@@ -110,6 +125,25 @@ func (c *claim) state() (attempt, bool) {
 	return c.attempt, c.lost
 }
 
+// on is the etcd lease that the attempt's keys are on.
+func (a attempt) on() int64 {
+	if a.session != nil {
+		return a.session.id
+	}
+	return a.lease
+}
+
+// gone is the error of a grant that is gone.
+func (c *claim) gone(by *store.HeldError) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	lost := &store.LostError{By: by}
+	if c.why != nil {
+		return &fault{lost, c.why}
+	}
+	return lost
+}
+
 // Try takes the key if nobody holds it. See [store.Claim].
 func (c *claim) Try(ctx context.Context) (store.Grant, error) {
 	if err := cmp.Or(store.CheckKey(c.key), c.s.info.CheckTTL(c.o.TTL)); err != nil {
@@ -128,7 +162,7 @@ func (c *claim) try(ctx context.Context) (store.Grant, error) {
 	a, lost := c.state()
 	switch {
 	case lost:
-		return store.Grant{}, &store.LostError{}
+		return store.Grant{}, c.gone(nil)
 	case a.revision != 0: // granted before, perhaps to a caller who had left
 		r := c.s.extend(ctx, []*claim{c})[0]
 		return r.Grant, r.Err
@@ -146,7 +180,11 @@ func (c *claim) try(ctx context.Context) (store.Grant, error) {
 		g, err := c.grab(ctx, start)
 		switch err {
 		case errNoLease:
-			c.change(func() { c.attempt = attempt{} }) // its lease has ended, with all that it took
+			if a, _ := c.state(); a.session != nil {
+				a.session.end()
+			}
+			// Its lease has ended, with all that it took and nobody was told of.
+			c.change(func() { c.attempt, c.lost, c.why = attempt{}, false, nil })
 		case errQueue:
 			c.s.note(c.path, true)
 		default:
@@ -162,7 +200,15 @@ func (c *claim) grab(ctx context.Context, start time.Time) (store.Grant, error) 
 	a := c.begun()
 	sent, ttl := time.Now(), c.o.TTL
 	renewed := make(chan error, 1)
-	if age, ok := a.age(); ok && age < ttl/10 {
+	if a.session != nil {
+		err := c.ride(ctx, a.session, sent, func(left time.Duration, err error) {
+			ttl = min(ttl, left)
+			renewed <- err
+		})
+		if err != nil {
+			return store.Grant{}, err
+		}
+	} else if age, ok := elapsed(a.lent); a.found && ok && age < ttl/10 {
 		sent = sent.Add(-age)
 		renewed <- nil
 	} else if a.found {
@@ -173,7 +219,7 @@ func (c *claim) grab(ctx context.Context, start time.Time) (store.Grant, error) 
 			renewed <- err
 		}()
 	} else {
-		granted, err := c.lend(ctx, a.lease)
+		granted, err := c.s.lend(ctx, a.lease, c.o.TTL)
 		if err != nil {
 			return store.Grant{}, err
 		}
@@ -186,12 +232,16 @@ func (c *claim) grab(ctx context.Context, start time.Time) (store.Grant, error) 
 		if !a.found {
 			c.attempt.lent = sent
 		}
+		c.until = sent.Add(c.o.TTL)
 	})
 	resp, err := ask(ctx, c.s.kv.Txn, c.taking(a, short))
 	if err == nil {
 		err = c.took(ctx, a, resp, before, short)
-	} else if !errors.Is(err, store.ErrUncertain) {
-		c.change(func() { c.attempt.open = a.open })
+	} else {
+		c.change(func() {
+			known := !errors.Is(err, store.ErrUncertain)
+			c.attempt.open, c.attempt.unknown = a.open || !known, a.unknown || !known
+		})
 	}
 	unrenewed := <-renewed
 	if err == nil && errors.Is(unrenewed, store.ErrUnavailable) { // and yet the key was taken
@@ -200,7 +250,13 @@ func (c *claim) grab(ctx context.Context, start time.Time) (store.Grant, error) 
 	if err := cmp.Or(err, unrenewed); err != nil {
 		return store.Grant{}, err
 	}
+	if a.session != nil {
+		if _, ended := a.session.state(); ended { // too early to be told to a holder
+			return store.Grant{}, errNoLease
+		}
+	}
 	c.s.note(c.path, true)
+	c.change(func() { c.until = sent.Add(ttl) })
 	a, _ = c.state()
 	return store.Grant{Token: a.token, Owner: a.owner, TTL: ttl + sent.Sub(start)}, nil
 }
@@ -210,32 +266,46 @@ func (c *claim) begun() attempt {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.attempt.lease == 0 {
-		c.attempt.lease = leaseID()
-		c.attempt.owner = newOwner(c.attempt.lease)
+		a := attempt{lease: leaseID()}
+		a.owner = newOwner(a.lease)
+		if c.s.session != 0 {
+			a.session = c.s.current()
+			a.value = string(newRecord(c.key, a.owner, c.o.Label, c.s.epoch).text())
+		}
+		c.attempt = a
 	}
 	return c.attempt
 }
 
-// age is the time since the lease was asked for, not known where the machine may have slept since:
-// that moves the wall clock and not Go's monotonic one.
-func (a attempt) age() (age time.Duration, ok bool) {
-	if !a.found || a.lent.IsZero() {
+// ride has the session live long enough, and tells for how long: now where that is known or the
+// session is to be made first, and else while the caller goes on.
+func (c *claim) ride(ctx context.Context, n *session, sent time.Time, tell func(time.Duration, error)) error {
+	n.add(c)
+	left, ok := n.enough(c.o.TTL, sent)
+	if made, _ := n.state(); made && !ok {
+		go func() { tell(n.confirm(ctx, c.o.TTL, sent)) }()
+		return nil
+	}
+	var err error
+	if !ok {
+		left, err = n.confirm(ctx, c.o.TTL, sent)
+	}
+	if err == nil {
+		tell(left, nil)
+	}
+	return err
+}
+
+// elapsed is the time since then, not known where the machine may have slept meanwhile: that moves
+// the wall clock and not Go's monotonic one.
+func elapsed(since time.Time) (d time.Duration, known bool) {
+	if since.IsZero() {
 		return 0, false
 	}
 	now := time.Now()
-	age = now.Sub(a.lent)
-	wall := now.Round(0).Sub(a.lent.Round(0))
-	return age, (wall - age).Abs() < 10*time.Millisecond
-}
-
-// lend makes the attempt's lease. Where a request without an answer has made it before, its
-// time begins anew.
-func (c *claim) lend(ctx context.Context, lease int64) (time.Duration, error) {
-	ttl, err := c.s.grant(ctx, lease, c.o.TTL)
-	if err == errLeaseExists { // sent is before this renewal
-		ttl, err = c.s.renew(ctx, lease)
-	}
-	return ttl, err
+	d = now.Sub(since)
+	wall := now.Round(0).Sub(since.Round(0))
+	return d, (wall - d).Abs() < 10*time.Millisecond
 }
 
 // short reports whether the transaction has no part for a key that is taken: none is expected.
@@ -247,11 +317,20 @@ func (c *claim) short(a attempt) bool {
 // around.
 func (c *claim) taking(a attempt, short bool) *pb.TxnRequest {
 	path, waiting := []byte(c.path), []byte(c.waitPath(a))
-	value := newRecord(c.key, a.owner, c.o.Label, c.s.epoch).text()
+	value := []byte(a.value)
+	if a.session == nil {
+		value = newRecord(c.key, a.owner, c.o.Label, c.s.epoch).text()
+	}
 	r := &pb.TxnRequest{
-		Compare: []*pb.Compare{{Key: path, Target: pb.Compare_CREATE, Result: pb.Compare_EQUAL,
-			TargetUnion: &pb.Compare_CreateRevision{CreateRevision: 0}}},
-		Success: []*pb.RequestOp{putting(path, value, a.lease)},
+		Compare: []*pb.Compare{isMissing(c.path)},
+		Success: []*pb.RequestOp{putting(path, value, a.on())},
+	}
+	queueUp := putting(waiting, value, a.on())
+	if a.session != nil { // whose end does not wait for late requests
+		void := isMissing(c.s.voidPath(a.owner))
+		r.Compare = append(r.Compare, void)
+		queueUp = &pb.RequestOp{Request: &pb.RequestOp_RequestTxn{RequestTxn: &pb.TxnRequest{
+			Compare: []*pb.Compare{void}, Success: []*pb.RequestOp{queueUp}}}}
 	}
 	if !c.o.Wait {
 		r.Failure = c.lookingAround(a)
@@ -272,7 +351,7 @@ func (c *claim) taking(a attempt, short bool) *pb.TxnRequest {
 	if a.open || a.place != 0 {
 		r.Success = append(r.Success, deleting(waiting))
 	}
-	r.Failure = append([]*pb.RequestOp{putting(waiting, value, a.lease)}, c.lookingAround(a)...)
+	r.Failure = append([]*pb.RequestOp{queueUp}, c.lookingAround(a)...)
 	return r
 }
 
@@ -306,7 +385,8 @@ func (c *claim) took(ctx context.Context, a attempt, resp *pb.TxnResponse, befor
 		before++ // by the key itself
 	}
 	if err := c.s.grew(before, revision); err != nil {
-		c.s.reaper.add(a.lease, c.o.TTL)
+		a.unknown = true
+		c.clearLater(a)
 		c.change(func() { c.attempt = attempt{} })
 		return err
 	}
@@ -366,7 +446,7 @@ func (c *claim) Release(ctx context.Context) error {
 		c.cancel()
 	}
 	c.mu.Unlock()
-	if err := ctx.Err(); err != nil {
+	if err := ctx.Err(); err != nil { // on a session its time ends all the same
 		return uncertain(err)
 	}
 	if err := c.take(ctx); err != nil {
@@ -382,7 +462,17 @@ func (c *claim) Release(ctx context.Context) error {
 // leave lets the reaper go on with a Release that had no answer.
 func (c *claim) leave() {
 	a, _ := c.state()
-	c.s.reaper.add(a.lease, c.o.TTL)
+	c.change(func() { c.left = true })
+	c.clearLater(a)
+}
+
+// clearLater lets the reaper end an attempt.
+func (c *claim) clearLater(a attempt) {
+	if a.session == nil {
+		c.s.reaper.add(a.lease, c.o.TTL)
+	} else {
+		c.s.leftovers.add(c.leftover(a), c.o.TTL)
+	}
 }
 
 func (c *claim) release(ctx context.Context) (lost, err error) {
@@ -393,13 +483,15 @@ func (c *claim) release(ctx context.Context) (lost, err error) {
 	switch {
 	case idle:
 		return nil, nil
-	case a.revision == 0 && !a.open && a.place == 0: // no key to give back
-		c.s.reaper.add(a.lease, c.o.TTL)
+	case a.empty(): // no key to give back
+		if a.session == nil {
+			c.s.reaper.add(a.lease, c.o.TTL)
+		}
 		c.change(func() { c.done = true })
 		return nil, nil
 	}
-	err = c.s.revoke(ctx, a.lease)
-	if err != nil && err != errNoLease {
+	had, err := c.giveBack(ctx, a)
+	if err != nil {
 		if errors.Is(err, store.ErrUnavailable) { // nothing was sent
 			c.change(func() { c.unsure = unsure })
 		}
@@ -409,9 +501,25 @@ func (c *claim) release(ctx context.Context) (lost, err error) {
 		return nil, err
 	}
 	c.s.note(c.path, a.place != 0) // where one had to wait others likely do
-	if gone || err == errNoLease && a.revision != 0 && !unsure {
-		lost = &store.LostError{}
+	if gone || !had && a.revision != 0 && !unsure {
+		lost = c.gone(nil)
 	}
 	c.change(func() { c.done, c.unsure = lost == nil, false })
 	return lost, nil
+}
+
+// empty reports whether the attempt has no keys, whatever becomes of its requests.
+func (a attempt) empty() bool { return a.revision == 0 && !a.open && a.place == 0 && !a.unknown }
+
+// giveBack ends what the attempt has, and answers whether it had something still.
+func (c *claim) giveBack(ctx context.Context, a attempt) (had bool, err error) {
+	if a.session != nil {
+		one, err := c.s.clear(ctx, []leftover{c.leftover(a)})
+		return err == nil && one[0], err
+	}
+	err = c.s.revoke(ctx, a.lease)
+	if err == errNoLease {
+		return false, nil
+	}
+	return err == nil, err
 }

@@ -13,7 +13,7 @@
 //
 // A key is one key of etcd under Options.Prefix, named by a hash of the lock's key, so that no
 // lock is the prefix of another; its value is JSON and tells people the key and the holder.
-// Each acquisition has an etcd lease of its own, whose id the store chooses, so that it can be
+// Each acquisition has an etcd lease of its own (but see below), whose id the store chooses, so that it can be
 // revoked whatever answer was lost. The key is taken by a transaction that creates it where it
 // is missing. The fencing token is the revision at which that happened, with Options.Epoch
 // before it. Extensions renew the etcd lease, and look whether the key is still there: they cost
@@ -32,6 +32,34 @@
 // holders' keys for 1.5 election timeouts. After an election every lease counts from its
 // beginning, so that a dead holder keeps its key for up to a ttl and an election longer. While
 // the cluster has no majority nothing is granted, extended or ended.
+//
+// # A session for thousands of locks
+//
+// With Options.Session all locks of a store share one etcd lease, as the locks of etcd's package
+// concurrency do that share a Session; unlike those they exclude each other within it, and have each
+// a ttl of its own. An acquisition is then one transaction, a release one deletion, and the
+// extensions of all locks are one renewal of the session and, for each hundred of them, one look
+// whether their keys are still there. Tokens are what they are without. Stores with and without a
+// session exclude each other. What else there is to know:
+//
+//   - A ttl is at most as long as the session, which is the store's Info().MaxTTL; a longer one is
+//     refused before anything is sent. A lease is valid for no longer than its ttl, and no longer than
+//     the servers have promised the session to live, both counted from before the request.
+//   - A lock whose lease is not extended goes at the end of its ttl though the session lives: the
+//     store deletes its key then, in the background, and again until it is answered. A process
+//     that dies or is cut off cannot: its keys go with the session. So the session, not the ttl, is
+//     how long a dead holder keeps the others away, and [store.Holder] shows what is left of that.
+//   - An acquisition or release whose outcome is unknown is cleared in the background, until
+//     that is answered or the session has ended. A small key below Options.Prefix, in void/, keeps
+//     a request that arrives later still from taking the lock; it ends with the session.
+//   - A session that an operator revokes, or that was not renewed in time, takes all its locks with
+//     it: as soon as one call finds out, all of them are lost, with a [*SessionError] as a cause.
+//     The next acquisition opens another session, one for all that come at once.
+//   - Nothing renews a session but locks that are extended, acquired, or waited for. After the last
+//     one it ends by itself, within its ttl: there is nothing to close.
+//   - A ticket is good for the ttl of its lease, and whoever adopts it puts the key on an etcd lease
+//     of its own: from then on neither the end of the session nor the store that wrote it matters.
+//     [Store.Holds] refuses such a lease.
 //
 // # Tokens and restored clusters
 //

@@ -54,26 +54,38 @@ type Options struct {
 	// endpoints of the client, sorted: programs that reach one cluster by different endpoints need
 	// the name, where they hand tickets over to each other.
 	Cluster string
+
+	// Session is the ttl of one etcd lease, the session, that all locks of the store share. It
+	// makes thousands of locks cheaper, and is at least as long as any of their ttls. Zero: each
+	// acquisition has an etcd lease of its own. The package documentation says what else is
+	// different.
+	Session time.Duration
 }
 
-// Store is a [store.Store] in etcd. It is safe for concurrent use, and needs no closing: a
-// goroutine of its own runs only while leases without an answer are to be revoked. It also
+// Store is a [store.Store] in etcd. It is safe for concurrent use, and needs no closing: goroutines
+// of its own run only while leases without an answer are to be revoked, or keys to be deleted; and
+// a session ends by itself when no lock needs it any more. It also
 // implements [store.BatchExtender], [store.Adopter], [store.Inspector] and [store.Prompt], and its
-// claims implement [store.Waiter].
+// claims implement [store.Waiter] and [store.Witness].
 type Store struct {
 	client *clientv3.Client
 	kv     pb.KVClient
 	lease  pb.LeaseClient // repeats a request that had no answer
 	once   pb.LeaseClient // does not
 	locks  string         // prefix of the locks' keys
+	voids  string         // prefix of the keys that keep late requests from taking a lock
 	epoch  int64
 	info   store.Info
 
-	seen   atomic.Int64 // largest revision that an answer had
-	reaper reaper
+	session time.Duration // zero: none is shared
 
-	mu    sync.Mutex
-	taken map[string]struct{} // keys that were held when last heard of
+	seen      atomic.Int64 // largest revision that an answer had
+	reaper    reaper[int64]
+	leftovers reaper[leftover]
+
+	mu     sync.Mutex
+	taken  map[string]struct{} // keys that were held when last heard of
+	shared *session            // for new claims; nil before the first one
 }
 
 var (
@@ -83,6 +95,7 @@ var (
 	_ store.Inspector     = (*Store)(nil)
 	_ store.Prompt        = (*Store)(nil)
 	_ store.Waiter        = (*claim)(nil)
+	_ store.Witness       = (*claim)(nil)
 )
 
 // New returns a store on the cluster of client, without I/O. The caller keeps the client open
@@ -94,6 +107,9 @@ func New(client *clientv3.Client, o Options) (*Store, error) {
 	}
 	if o.Epoch < 0 || o.Epoch > MaxEpoch {
 		return nil, &store.InvalidError{Field: "Epoch", Value: strconv.Itoa(o.Epoch), Rule: fmt.Sprintf("must be from 0 to %d", MaxEpoch)}
+	}
+	if o.Session != 0 && (o.Session < minTTL || o.Session > maxTTL) {
+		return nil, &store.InvalidError{Field: "Session", Value: o.Session.String(), Rule: fmt.Sprintf("must be zero or from %v to %v", minTTL, maxTTL)}
 	}
 	cluster := o.Cluster
 	if cluster == "" {
@@ -107,8 +123,11 @@ func New(client *clientv3.Client, o Options) (*Store, error) {
 		lease:  clientv3.RetryLeaseClient(client),
 		once:   pb.NewLeaseClient(client.ActiveConnection()),
 		locks:  prefix + "lock/",
+		voids:  prefix + "void/",
 		epoch:  int64(o.Epoch),
 		taken:  map[string]struct{}{},
+
+		session: o.Session,
 		info: store.Info{
 			Name:        "etcd",
 			Fingerprint: "etcd:" + cluster + prefix,
@@ -118,7 +137,12 @@ func New(client *clientv3.Client, o Options) (*Store, error) {
 			TTLStep:     time.Second,
 		},
 	}
-	s.reaper.revoke = s.revoke
+	if o.Session != 0 {
+		s.info.MaxTTL = o.Session
+	}
+	s.reaper = reaper[int64]{most: 1, end: func(ctx context.Context, leases []int64) error { return s.revoke(ctx, leases[0]) }}
+	s.leftovers = reaper[leftover]{most: batchSize, lasts: func(l leftover) bool { return l.n.mayLive() },
+		end: func(ctx context.Context, left []leftover) error { _, err := s.clear(ctx, left); return err }}
 	return s, nil
 }
 
@@ -152,7 +176,8 @@ func (s *Store) Claim(key string, o store.ClaimOptions) store.Claim {
 //
 //	client.Txn(ctx).If(s.Holds(key, lease.Token())).Then(clientv3.OpPut(...)).Commit()
 //
-// Unlike [Guard] it refuses as soon as the lease has ended, also where nobody has followed.
+// Unlike [Guard] it refuses as soon as the lease has ended, also where nobody has followed. It
+// always refuses a lease that was adopted from a store with Options.Session.
 func (s *Store) Holds(key string, t fence.Token) clientv3.Cmp {
 	return clientv3.Compare(clientv3.ModRevision(s.path(key)), "=", int64(t)&(1<<epochShift-1))
 }
@@ -234,6 +259,16 @@ func (s *Store) read(ctx context.Context, path string) (*entry, int64, error) {
 		return nil, resp.Header.Revision, nil
 	}
 	return newEntry(resp.Kvs[0]), resp.Header.Revision, nil
+}
+
+// lend makes a lease of that id. Where a request without an answer has made it before, its time
+// begins anew.
+func (s *Store) lend(ctx context.Context, lease int64, ttl time.Duration) (time.Duration, error) {
+	granted, err := s.grant(ctx, lease, ttl)
+	if err == errLeaseExists { // sent is before this renewal
+		granted, err = s.renew(ctx, lease)
+	}
+	return granted, err
 }
 
 // grant makes a lease of that id. It answers errLeaseExists where there is one.

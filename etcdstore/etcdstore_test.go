@@ -31,15 +31,16 @@ func away(t testing.TB) *clientv3.Client {
 func TestOptions(t *testing.T) {
 	c := away(t)
 	for field, o := range map[string]Options{
-		"Epoch":  {Epoch: -1},
-		"Prefix": {Prefix: "a\x00b"},
+		"Epoch":   {Epoch: -1},
+		"Prefix":  {Prefix: "a\x00b"},
+		"Session": {Session: time.Second},
 	} {
 		var invalid *store.InvalidError
 		if _, err := New(c, o); !errors.As(err, &invalid) || invalid.Field != field {
 			t.Errorf("%+v answers %v, want an *InvalidError about %s", o, err, field)
 		}
 	}
-	for _, o := range []Options{{Epoch: MaxEpoch + 1}, {Prefix: strings.Repeat("p", 257)}} {
+	for _, o := range []Options{{Epoch: MaxEpoch + 1}, {Prefix: strings.Repeat("p", 257)}, {Session: -1}, {Session: maxTTL + 1}} {
 		if _, err := New(c, o); !errors.Is(err, store.ErrInvalid) {
 			t.Errorf("%+v answers %v, want ErrInvalid", o, err)
 		}
@@ -80,10 +81,15 @@ func TestRefusedBeforeIO(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	shared, err := New(away(t), Options{Session: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []store.Claim{
 		s.Claim("", store.ClaimOptions{TTL: time.Minute}),
 		s.Claim("k", store.ClaimOptions{TTL: time.Second}),
 		s.Claim("k", store.ClaimOptions{TTL: maxTTL + 1}),
+		shared.Claim("k", store.ClaimOptions{TTL: time.Minute + 1}),
 	} {
 		start := time.Now()
 		if _, err := c.Try(t.Context()); !errors.Is(err, store.ErrInvalid) || time.Since(start) > time.Second {
@@ -249,7 +255,8 @@ func TestReaper(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fails := 5
 		revoked := map[int64]int{}
-		r := &reaper{revoke: func(_ context.Context, lease int64) error {
+		r := &reaper[int64]{most: 1, end: func(_ context.Context, leases []int64) error {
+			lease := leases[0]
 			if fails > 0 {
 				fails--
 				return uncertain(errNoAnswer)

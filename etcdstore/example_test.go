@@ -2,6 +2,7 @@ package etcdstore_test
 
 import (
 	"context"
+	"errors"
 	"log"
 	"time"
 
@@ -10,6 +11,32 @@ import (
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/etcdstore"
 )
+
+// A process with thousands of locks has them share an etcd lease.
+func Example_session() {
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"http://etcd-1:2379"}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
+	s, err := etcdstore.New(client, etcdstore.Options{Session: 15 * time.Second})
+	if err != nil {
+		log.Fatal(err)
+	}
+	locks, err := holdfast.New(s, &holdfast.Options{TTL: 15 * time.Second})
+	if err != nil {
+		log.Fatal(err)
+	}
+	lease, err := locks.Acquire(context.Background(), "devices/4711")
+	if err != nil {
+		log.Fatal(err)
+	}
+	<-lease.Done()
+	var session *etcdstore.SessionError
+	if errors.As(lease.Err(), &session) {
+		log.Printf("all locks are lost: %v", session)
+	}
+}
 
 func Example() {
 	client, err := clientv3.New(clientv3.Config{

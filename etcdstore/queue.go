@@ -174,7 +174,7 @@ func (c *claim) waitHere(ctx context.Context, a attempt, q queue, events <-chan 
 			}
 			return far, q
 		case <-keep:
-			go func() { _, _ = c.s.renew(ctx, a.lease) }()
+			go c.keep(ctx, a)
 		case list, ok := <-events:
 			switch {
 			case !ok:

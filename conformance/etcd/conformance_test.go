@@ -12,16 +12,23 @@ import (
 func TestStore(t *testing.T) {
 	t.Parallel()
 	server := servertest.Etcd(t, module)
-	storetest.Run(t, storetest.Config{TTL: minTTL, Fair: true, New: harness(server)})
+	storetest.Run(t, storetest.Config{TTL: minTTL, Fair: true, New: harness(server, etcdstore.Options{})})
 }
 
-func harness(server *servertest.EtcdServer) func(testing.TB) storetest.Harness {
+func TestStoreWithSession(t *testing.T) {
+	t.Parallel()
+	server := servertest.Etcd(t, module)
+	o := etcdstore.Options{Session: 4 * minTTL} // the longest ttl of the suite
+	storetest.Run(t, storetest.Config{TTL: minTTL, Fair: true, New: harness(server, o)})
+}
+
+func harness(server *servertest.EtcdServer, o etcdstore.Options) func(testing.TB) storetest.Harness {
 	return func(t testing.TB) storetest.Harness {
 		return storetest.Harness{
-			Open: func() store.Store { return open(t, etcdstore.Options{}, server.Addr()) },
+			Open: func() store.Store { return open(t, o, server.Addr()) },
 			OpenFaulty: func() (store.Store, storetest.Link) {
 				p := servertest.NewProxy(t, server.Addr())
-				return open(t, etcdstore.Options{}, p.Addr()), link{p}
+				return open(t, o, p.Addr()), link{p}
 			},
 		}
 	}
@@ -46,5 +53,5 @@ func (l link) Hits() int {
 }
 
 func BenchmarkStore(b *testing.B) {
-	storetest.Bench(b, storetest.Config{TTL: minTTL, New: harness(servertest.Etcd(b, module))})
+	storetest.Bench(b, storetest.Config{TTL: minTTL, New: harness(servertest.Etcd(b, module), etcdstore.Options{})})
 }

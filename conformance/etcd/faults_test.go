@@ -127,7 +127,12 @@ func cutOff(t *testing.T, server *servertest.EtcdServer, next *holdfast.Locker, 
 // it finds after it was stopped.
 func hold() {
 	args := kit.Args()
-	s, end, err := dial(args[1])
+	session, err := time.ParseDuration(args[2])
+	if err != nil {
+		kit.Say("error", err)
+		return
+	}
+	s, end, err := dial(etcdstore.Options{Session: session}, args[1])
 	if err != nil {
 		kit.Say("error", err)
 		return
@@ -171,12 +176,21 @@ var children = map[string]func(){"hold": hold}
 func TestStoppedHolderWakesToALostLease(t *testing.T) {
 	servertest.CanPause(t)
 	t.Parallel()
+	for name, session := range map[string]time.Duration{"lease": 0, "session": minTTL} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			stopHolders(t, session)
+		})
+	}
+}
+
+func stopHolders(t *testing.T, session time.Duration) {
 	server := servertest.Etcd(t, module)
 	next := locker(t, holdfast.Options{TTL: minTTL}, server.Addr())
 	var late []time.Duration
 	for i := range kit.Count(1, 20) {
 		key := "k" + strconv.Itoa(i)
-		child := kit.Child(t, "hold", key, server.Addr())
+		child := kit.Child(t, "hold", key, server.Addr(), session.String())
 		token, _ := strconv.ParseInt(child.Expect(t, "held", time.Minute), 10, 64)
 		child.Stop()
 		after := kit.Acquire(t, next, key)

@@ -80,12 +80,13 @@ func warm(t testing.TB, s *etcdstore.Store) *etcdstore.Store {
 }
 
 // dial opens a store in a child process.
-func dial(addrs ...string) (*etcdstore.Store, func(), error) {
-	c, err := clientv3.New(config(addrs...))
+func dial(o etcdstore.Options, addr string) (*etcdstore.Store, func(), error) {
+	c, err := clientv3.New(config(addr))
 	if err != nil {
 		return nil, nil, err
 	}
-	s, err := etcdstore.New(c, etcdstore.Options{Cluster: "test"})
+	o.Cluster = "test"
+	s, err := etcdstore.New(c, o)
 	return s, func() { c.Close() }, err
 }
 
