@@ -150,6 +150,33 @@ func TestReleaseSentTwice(t *testing.T) {
 	}
 }
 
+// A notification is a hint: where the server has no room for it, the key is released all the same.
+func TestReleaseThatCannotNotify(t *testing.T) {
+	f := &fakeServer{}
+	f.ask = func(_ context.Context, query string) ([]driver.Value, error) {
+		switch {
+		case strings.HasPrefix(query, pgTake):
+			return []driver.Value{int64(7), ""}, nil
+		case strings.Contains(query, "pg_notify"):
+			return nil, state("54000")
+		}
+		return []driver.Value{int64(7), int64(1000), ""}, nil
+	}
+	db := sql.OpenDB(f)
+	defer db.Close()
+	s, err := New(db, Options{Dialect: PostgreSQL, Database: "fake", Listener: &fakeListener{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := s.Claim("k", store.ClaimOptions{TTL: time.Minute})
+	if _, err := c.Try(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Release(t.Context()); err != nil || f.count("pg_notify") != 1 {
+		t.Errorf("Release: %v, having sent %q", err, f.sent)
+	}
+}
+
 // A read cannot have changed anything, also where the driver hangs in it.
 func TestReadsAreNeverUncertain(t *testing.T) {
 	hang := make(chan struct{})

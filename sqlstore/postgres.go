@@ -175,12 +175,17 @@ func leaseList(leases []lease) string {
 func (p postgres) release(ctx context.Context, c handle, key, owner string) (r row, ok bool, err error) {
 	var left int64
 	var notified string
-	query, into := pgRelease, []any{&r.token, &left}
-	if p.notify {
-		query, into = query+pgNotify, append(into, &notified)
+	send := func(query string, into ...any) (bool, error) {
+		return found(c.QueryRowContext(ctx, query+pgRelaxed, []byte(key), owner), append([]any{&r.token, &left}, into...)...)
 	}
 	release := func() (bool, error) {
-		return found(c.QueryRowContext(ctx, query+pgRelaxed, []byte(key), owner), into...)
+		if p.notify {
+			ok, err := send(pgRelease+pgNotify, &notified)
+			if sqlerr.SQLState(err) != "54000" { // the server's queue of notifications is full, since somebody does not listen
+				return ok, err
+			}
+		}
+		return send(pgRelease)
 	}
 	if ok, err = release(); err == nil && !ok { // the grant may not be committed yet, as while a replica is waited for
 		if _, err = c.ExecContext(ctx, pgAwait, []byte(key)); err == nil {

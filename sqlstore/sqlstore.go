@@ -35,9 +35,9 @@
 //
 // Where a pool is shared with other code, transactions must be begun by its BeginTx: a BEGIN that
 // is sent as a statement stays open in whichever session ran it, and a lease that is granted there
-// is gone when somebody rolls back. On MySQL autocommit must be on besides. A session with
-// autocommit off, and on MariaDB one with a transaction open, is refused by [store.ErrInvalid]
-// each time; pgx drops such a session; lib/pq, and go-sql-driver on MySQL, do not tell.
+// is gone when somebody rolls back. pgx drops such a session; lib/pq and go-sql-driver do not. On
+// MySQL autocommit must be on besides, and a session where it is off is refused by
+// [store.ErrInvalid] each time.
 //
 // On PostgreSQL a grant and an extension wait until they are on disk also where
 // synchronous_commit is off for the database, and a release never does, since its lease would

@@ -1,9 +1,12 @@
 package mariadb
 
 import (
+	"database/sql"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/holdfast-go/holdfast/conformance/internal/sqlrig"
 	"github.com/holdfast-go/holdfast/servertest"
@@ -38,41 +41,39 @@ func TestSessionThatDoesNotCommit(t *testing.T) {
 	t.Parallel()
 	server := engine.Start(t, servertest.Setting("innodb_lock_wait_timeout", "1"))
 	other := engine.Open(t, server, "")
-	for _, way := range [][2]string{{"SET autocommit = 0", "SET autocommit = 1"}, {"START TRANSACTION", "ROLLBACK"}} {
-		db := engine.DB(t, engine.DSN(server, ""))
-		db.SetMaxOpenConns(1)
-		s := engine.New(t, db, sqlstore.Options{})
-		key := way[0]
-		a, b := sqlrig.Claim(s, key+"a"), sqlrig.Claim(s, key+"b")
-		sqlrig.Grant(t, a)
-		sqlrig.Grant(t, b)
-		sqlrig.Free(t, s, key)
-		sqlrig.Exec(t, db, way[0])
-		for _, k := range []string{key, key + " new"} {
-			if g, err := sqlrig.Claim(s, k).Try(t.Context()); !errors.Is(err, store.ErrInvalid) || !strings.Contains(err.Error(), "autocommit") {
-				t.Errorf("%s: Try: %+v, %v", way[0], g, err)
-			}
-			sqlrig.Free(t, other, k)
+	db := engine.DB(t, engine.DSN(server, ""))
+	db.SetMaxOpenConns(1)
+	s := engine.New(t, db, sqlstore.Options{})
+	const key = "k"
+	a, b := sqlrig.Claim(s, key+"a"), sqlrig.Claim(s, key+"b")
+	sqlrig.Grant(t, a)
+	sqlrig.Grant(t, b)
+	sqlrig.Free(t, s, key)
+	sqlrig.Exec(t, db, "SET autocommit = 0")
+	for _, k := range []string{key, key + " new"} {
+		if g, err := sqlrig.Claim(s, k).Try(t.Context()); !errors.Is(err, store.ErrInvalid) || !strings.Contains(err.Error(), "autocommit") {
+			t.Errorf("Try: %+v, %v", g, err)
 		}
-		if g, err := a.Extend(t.Context()); !errors.Is(err, store.ErrInvalid) || errors.Is(err, store.ErrLost) {
-			t.Errorf("%s: Extend: %+v, %v", way[0], g, err)
-		}
-		for _, r := range s.ExtendMany(t.Context(), []store.Claim{a, b}) {
-			if !errors.Is(r.Err, store.ErrInvalid) || errors.Is(r.Err, store.ErrLost) {
-				t.Errorf("%s: ExtendMany: %+v", way[0], r)
-			}
-		}
-		if err := a.Release(t.Context()); !errors.Is(err, store.ErrUncertain) || errors.Is(err, store.ErrLost) {
-			t.Errorf("%s: Release: %v", way[0], err)
-		}
-		sqlrig.Held(t, other, key+"a")
-		sqlrig.Exec(t, db, way[1])
-		if _, err := b.Extend(t.Context()); err != nil {
-			t.Errorf("%s: Extend afterwards: %v", way[0], err)
-		}
-		sqlrig.Release(t, a)
-		sqlrig.Free(t, other, key+"a")
+		sqlrig.Free(t, other, k)
 	}
+	if g, err := a.Extend(t.Context()); !errors.Is(err, store.ErrInvalid) || errors.Is(err, store.ErrLost) {
+		t.Errorf("Extend: %+v, %v", g, err)
+	}
+	for _, r := range s.ExtendMany(t.Context(), []store.Claim{a, b}) {
+		if !errors.Is(r.Err, store.ErrInvalid) || errors.Is(r.Err, store.ErrLost) {
+			t.Errorf("ExtendMany: %+v", r)
+		}
+	}
+	if err := a.Release(t.Context()); !errors.Is(err, store.ErrUncertain) || errors.Is(err, store.ErrLost) {
+		t.Errorf("Release: %v", err)
+	}
+	sqlrig.Held(t, other, key+"a")
+	sqlrig.Exec(t, db, "SET autocommit = 1")
+	if _, err := b.Extend(t.Context()); err != nil {
+		t.Errorf("Extend afterwards: %v", err)
+	}
+	sqlrig.Release(t, a)
+	sqlrig.Free(t, other, key+"a")
 }
 
 // A row that somebody keeps locked is no reason to lose the leases of other keys.
@@ -99,5 +100,60 @@ func TestLockedNeighbour(t *testing.T) {
 		if r.Err != nil {
 			t.Errorf("lease %d: %v", i, r.Err)
 		}
+	}
+}
+
+func TestCancelledCalls(t *testing.T) {
+	t.Parallel()
+	server := engine.Start(t)
+	engine.CancelTest(t, server, engine.Open(t, server, ""))
+}
+
+func TestTinyTimeouts(t *testing.T) {
+	t.Parallel()
+	server := engine.Start(t)
+	sqlrig.Free(t, engine.Open(t, server, ""), "k") // the tables are there
+	e := engine.With("?max_statement_time=0.002&innodb_lock_wait_timeout=1")
+	e.TinyTimeoutsTest(t, server)
+}
+
+func TestWaitingStatement(t *testing.T) {
+	t.Parallel()
+	server := engine.Start(t)
+	engine.WaitingStatementTest(t, server, engine.Open(t, server, ""))
+}
+
+// A replica that executes the statements, where binlog_format is STATEMENT, has the same rows.
+func TestReplicaOfStatements(t *testing.T) {
+	t.Parallel()
+	for _, format := range []string{"STATEMENT", "MIXED"} {
+		server := engine.Start(t, servertest.Setting("log_bin", "binlog"), servertest.Setting("server_id", "1"), servertest.Setting("binlog_format", format))
+		replica := engine.DB(t, engine.DSN(engine.Start(t, servertest.Setting("server_id", "2")), ""))
+		host, port, _ := strings.Cut(server.Addr(), ":")
+		sqlrig.Exec(t, replica, "CHANGE MASTER TO MASTER_HOST='"+host+"', MASTER_PORT="+port+", MASTER_USER='root', MASTER_LOG_FILE='binlog.000001', MASTER_LOG_POS=4")
+		sqlrig.Exec(t, replica, "START SLAVE")
+		s := engine.Open(t, server, "")
+		engine.EveryCallTest(t, s)
+		var claims []store.Claim
+		for _, key := range []string{"a", "b", "c"} {
+			claims = append(claims, sqlrig.Claim(s, key))
+			sqlrig.Grant(t, claims[len(claims)-1])
+		}
+		for _, r := range s.ExtendMany(t.Context(), claims) {
+			if r.Err != nil {
+				t.Error(r.Err)
+			}
+		}
+		sqlrig.Release(t, claims[0])
+		const rows = "SELECT GROUP_CONCAT(CONCAT_WS(' ', HEX(`key`), owner, token, expires, label, batch) ORDER BY `key` SEPARATOR '\\n') FROM holdfast_leases"
+		want := sqlrig.Query[string](t, engine.DB(t, engine.DSN(server, "")), rows)
+		servertest.Eventually(t, 20*time.Second, func() error {
+			var got sql.NullString
+			if err := replica.QueryRow(rows).Scan(&got); err != nil || got.String != want {
+				return fmt.Errorf("%s: the replica has\n%s\nof\n%s\n%v", format, got.String, want, err)
+			}
+			return nil
+		})
+		sqlrig.Exec(t, replica, "STOP SLAVE")
 	}
 }

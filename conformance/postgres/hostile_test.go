@@ -156,3 +156,34 @@ func TestIdleSessionsAreEnded(t *testing.T) {
 		}
 	}
 }
+
+func TestCancelledCalls(t *testing.T) {
+	t.Parallel()
+	server := engine.Start(t)
+	pooler := servertest.PgBouncer(t, server, "", servertest.Setting("default_pool_size", "2"))
+	other := engine.Open(t, server, "")
+	t.Run("pgx", func(t *testing.T) { engine.CancelTest(t, server, other) })
+	t.Run("lib/pq", func(t *testing.T) { libpq.CancelTest(t, server, other) })
+	t.Run("PgBouncer", func(t *testing.T) { engine.With("").CancelTest(t, pooler, other) })
+}
+
+func TestTinyTimeouts(t *testing.T) {
+	t.Parallel()
+	server := engine.Start(t)
+	sqlrig.Free(t, engine.Open(t, server, ""), "k") // the tables are there
+	db := engine.DB(t, engine.DSN(server, ""))
+	for _, setting := range []string{"statement_timeout = '2ms'", "lock_timeout = '1ms'", "idle_in_transaction_session_timeout = '1ms'"} {
+		sqlrig.Exec(t, db, "ALTER DATABASE holdfast SET "+setting)
+	}
+	engine.TinyTimeoutsTest(t, server)
+}
+
+func TestWaitingStatement(t *testing.T) {
+	t.Parallel()
+	for _, e := range []sqlrig.Engine{engine, libpq} {
+		t.Run(e.Driver, func(t *testing.T) {
+			server := engine.Start(t)
+			e.WaitingStatementTest(t, server, engine.Open(t, server, ""))
+		})
+	}
+}
