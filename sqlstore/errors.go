@@ -47,6 +47,9 @@ func classify(err error) error {
 	if sqlerr.SQLiteBusyNow(err) {
 		return unavailable(lockedText, err)
 	}
+	if sqlerr.SQLite(err) == sqlerr.InTx {
+		return badDatabase("must have no transaction left open on a connection of the pool; begin transactions by BeginTx", err)
+	}
 	switch sqlerr.SQLiteCode(err) {
 	case sqlerr.SQLiteReadonly:
 		return badDatabase("is read-only; its file and its directory must be writable", err)

@@ -50,8 +50,8 @@ func (e *sqlite) writeOnce(ctx context.Context, fn func(*tx) error) error {
 	defer conn.Close()
 	t := &tx{ctx: ctx, conn: conn, e: e, sent: e.clock.Now()}
 	if _, err := conn.ExecContext(ctx, "BEGIN IMMEDIATE"); err != nil {
-		if !sqlerr.SQLiteBusyNow(err) {
-			t.end("ROLLBACK") // it may have begun all the same
+		if !sqlerr.SQLiteBusyNow(err) && sqlerr.SQLite(err) != sqlerr.InTx {
+			t.end("ROLLBACK") // it may have begun all the same, but not inside somebody else's
 		}
 		return err
 	}
