@@ -317,3 +317,95 @@ func TestRace(t *testing.T) {
 		}
 	})
 }
+
+// A store has one session, until it has ended, is idle past its time, or is full of void keys.
+func TestCurrent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &Store{session: minTTL}
+		n := s.current()
+		if s.current() != n || n.id <= 0 {
+			t.Fatalf("the session is not shared: %+v", n)
+		}
+		n.made, n.sent, n.asked, n.ttl = true, time.Now(), time.Now(), minTTL
+		c := &claim{s: s}
+		n.add(c)
+		time.Sleep(2 * minTTL)
+		if s.current() != n {
+			t.Error("a session is given up while a claim may have keys on it")
+		}
+		n.drop(c)
+		if s.current() == n || !n.ended {
+			t.Error("a session is used that was idle for longer than it lives")
+		}
+		n = s.current()
+		n.voids = maxVoids
+		if s.current() == n || n.ended {
+			t.Error("a session that is full of void keys is used for new claims, or has ended for the others")
+		}
+		n = s.current()
+		n.end()
+		if s.current() == n {
+			t.Error("a session that has ended is used")
+		}
+		n.add(c)
+		if len(n.claims) != 0 {
+			t.Error("a session that has ended keeps claims")
+		}
+	})
+}
+
+// What the servers have promised counts from when it was asked for. It suffices where no more than
+// a tenth is missing, and not where it is in doubt.
+func TestEnough(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &session{s: &Store{session: 20 * time.Second}}
+		if left, ok := n.enough(minTTL, time.Now()); left != 0 || ok {
+			t.Errorf("a session that was not made lives for %v, %v", left, ok)
+		}
+		n.made, n.sent, n.ttl = true, time.Now(), 20*time.Second
+		time.Sleep(2 * time.Second)
+		for ttl, want := range map[time.Duration]bool{minTTL: true, 18 * time.Second: true, 20 * time.Second: true, 20*time.Second + time.Second: false} {
+			if left, ok := n.enough(ttl, time.Now()); left != 18*time.Second || ok != want {
+				t.Errorf("for a ttl of %v %v are left, enough: %v", ttl, left, ok)
+			}
+		}
+		n.doubt()
+		if left, ok := n.enough(minTTL, time.Now()); left != 0 || ok {
+			t.Errorf("a session that is in doubt lives for %v, %v", left, ok)
+		}
+	})
+}
+
+// What lasts is ended however long that takes, and together.
+func TestReaperOfWhatLasts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var lasts, answers atomic.Bool
+		lasts.Store(true)
+		var sizes []int
+		r := &reaper[int]{most: 3, lasts: func(int) bool { return lasts.Load() }, end: func(_ context.Context, some []int) error {
+			if !answers.Load() {
+				return uncertain(errNoAnswer)
+			}
+			sizes = append(sizes, len(some))
+			return nil
+		}}
+		for k := range 7 {
+			r.add(k, time.Second)
+		}
+		time.Sleep(time.Hour)
+		answers.Store(true)
+		time.Sleep(2 * maxReap)
+		synctest.Wait()
+		if len(sizes) != 3 || sizes[0]+sizes[1]+sizes[2] != 7 || r.running {
+			t.Errorf("ended %v at once, running %v", sizes, r.running)
+		}
+		answers.Store(false)
+		lasts.Store(false)
+		r.add(8, time.Second)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if r.running {
+			t.Error("what has ended by itself is still to be ended")
+		}
+	})
+}

@@ -228,9 +228,12 @@ func (s *Store) clearing(l leftover) *pb.TxnRequest {
 // which had their keys still. With a session its keys have gone.
 func (s *Store) clear(ctx context.Context, left []leftover) ([]bool, error) {
 	had := make([]bool, len(left))
-	r := &pb.TxnRequest{}
-	for _, l := range left {
-		r.Success = append(r.Success, &pb.RequestOp{Request: &pb.RequestOp_RequestTxn{RequestTxn: s.clearing(l)}})
+	r := s.clearing(left[0])
+	if len(left) > 1 {
+		r = &pb.TxnRequest{}
+		for _, l := range left {
+			r.Success = append(r.Success, &pb.RequestOp{Request: &pb.RequestOp_RequestTxn{RequestTxn: s.clearing(l)}})
+		}
 	}
 	resp, err := ask(ctx, s.kv.Txn, r)
 	switch {
@@ -250,7 +253,9 @@ func (s *Store) clear(ctx context.Context, left []leftover) ([]bool, error) {
 		return nil, err
 	}
 	for i, l := range left {
-		had[i] = resp.Responses[i].GetResponseTxn().GetSucceeded()
+		if had[i] = resp.Succeeded; len(left) > 1 {
+			had[i] = resp.Responses[i].GetResponseTxn().GetSucceeded()
+		}
 		if l.unknown {
 			l.n.mu.Lock()
 			l.n.voids++

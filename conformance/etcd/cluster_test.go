@@ -8,6 +8,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/conformance/internal/kit"
+	"github.com/holdfast-go/holdfast/etcdstore"
 	"github.com/holdfast-go/holdfast/servertest"
 )
 
@@ -63,10 +64,22 @@ func refused(t *testing.T, locks *holdfast.Locker, key, what string) {
 // as long as it lives, and the waiter is granted it afterwards.
 func TestLeaderKilled(t *testing.T) {
 	t.Parallel()
+	for name, session := range map[string]time.Duration{"lease": 0, "session": clusterTTL} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			killLeaders(t, session)
+		})
+	}
+}
+
+func killLeaders(t *testing.T, session time.Duration) {
 	servers := servertest.EtcdCluster(t, module, 3)
 	addrs := kit.Addrs(servers)
 	o := holdfast.Options{TTL: clusterTTL}
-	holder, waiter, other := locker(t, o, addrs...), locker(t, o, addrs...), locker(t, o, addrs...)
+	shared := func() *holdfast.Locker {
+		return kit.Locker(t, open(t, etcdstore.Options{Session: session}, addrs...), o)
+	}
+	holder, waiter, other := shared(), shared(), locker(t, o, addrs...)
 	var tokens []holdfast.Token
 	for range kit.Count(1, 5) {
 		lease := kit.Acquire(t, holder, "held")

@@ -179,6 +179,30 @@ func TestThousandsOnOneSession(t *testing.T) {
 	}
 }
 
+// A Locker with 2,000 leases on one session renews that a few times in a ttl, however it spreads its
+// extensions.
+func TestLockerWithThousandsOnOneSession(t *testing.T) {
+	t.Parallel()
+	const n, ttl = 2000, 20 * time.Second
+	server := servertest.Etcd(t, module)
+	locks := kit.Locker(t, open(t, etcdstore.Options{Session: ttl}, server.Addr()), holdfast.Options{TTL: ttl})
+	leases := make([]*holdfast.Lease, n)
+	each(n, func(i int) { leases[i] = kit.Acquire(t, locks, "k"+strconv.Itoa(i)) })
+	before, began := requests(t, server), time.Now()
+	time.Sleep(ttl / 2)
+	extended := counted(t, server, before)
+	// A tenth of the ttl may pass from one renewal to the next.
+	if most := int(time.Since(began)/(ttl/10)) + 2; extended["LeaseKeepAlive"] > most || extended["LeaseKeepAlive"] == 0 || extended["Txn"] == 0 {
+		t.Errorf("half a ttl of %d leases takes %v, want at most %d renewals", n, extended, most)
+	}
+	t.Logf("half a ttl of %d leases takes %v", n, extended)
+	each(n, func(i int) {
+		if err := errors.Join(leases[i].Err(), leases[i].Release(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // The session is revoked while 100 locks are held and 10 wait: all holders are told, with the
 // cause; those who wait wait on, and get the key; and acquisitions open one session together.
 func TestSessionRevoked(t *testing.T) {
