@@ -150,6 +150,30 @@ func TestReleaseSentTwice(t *testing.T) {
 	}
 }
 
+// A lease that is found in the row is not lost, whatever the statement before has said.
+func TestExtendBesideAnother(t *testing.T) {
+	f := &fakeServer{}
+	var owner string
+	f.ask = func(_ context.Context, query string) ([]driver.Value, error) {
+		switch {
+		case strings.HasPrefix(query, pgTake):
+			return []driver.Value{int64(7), ""}, nil
+		case query == pgRead:
+			return []driver.Value{true, owner, int64(7), int64(1000000), "", false}, nil
+		}
+		return nil, nil
+	}
+	c := f.open(t).Claim("k", store.ClaimOptions{TTL: time.Minute})
+	g, err := c.Try(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	owner = g.Owner
+	if _, err := c.Extend(t.Context()); !errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrLost) {
+		t.Errorf("Extend: %v", err)
+	}
+}
+
 // A notification is a hint: where the server has no room for it, the key is released all the same.
 func TestReleaseThatCannotNotify(t *testing.T) {
 	f := &fakeServer{}

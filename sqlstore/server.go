@@ -366,6 +366,8 @@ func (e *server) gone(ctx context.Context, l lease) error {
 		return err
 	case err != nil: // it is lost all the same
 		r = row{}
+	case r.loss(l.owner) == nil && r.token == int64(l.token): // another who adopted it has extended it meanwhile
+		return unavailable("the lease was extended by another at the same moment", nil)
 	}
 	return r.gone(l.owner)
 }
