@@ -19,9 +19,13 @@ import (
 // told to end sooner may be executed after all, behind the back of the release that follows.
 const patience = 500 * time.Millisecond
 
-// redials is how often a statement is sent again that was not sent at all, because the pool's
-// connection was dead.
-const redials = 3
+// redials is how often at least a statement is sent again that was not sent at all, because the
+// pool's connection was dead; and maxRedials how often at most, where more of them are idle there,
+// which may all be dead since a restart of the server.
+const (
+	redials    = 3
+	maxRedials = 1000
+)
 
 // server is the engine of a database that has a clock of its own, by which leases end. Each
 // step is one statement, which commits by itself, and leaves nothing in the session: that
@@ -187,7 +191,7 @@ func (e *server) once(ctx context.Context, f func(handle) error) error {
 		}
 		err = f(c)
 		c.Close()
-		if !unsent(err) || n == redials {
+		if !unsent(err) || n >= redials && e.db.Stats().Idle == 0 || n == maxRedials {
 			return err
 		}
 	}
