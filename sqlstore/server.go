@@ -185,13 +185,14 @@ func (e *server) write(ctx context.Context, f func(context.Context, handle) erro
 // once runs f on a connection, and on another one where nothing was sent.
 func (e *server) once(ctx context.Context, f func(handle) error) error {
 	for n := 0; ; n++ {
+		again := n < redials || e.db.Stats().Idle > 0
 		c, err := e.db.Conn(ctx)
 		if err != nil {
 			return err
 		}
 		err = f(c)
 		c.Close()
-		if !unsent(err) || n >= redials && e.db.Stats().Idle == 0 || n == maxRedials {
+		if !unsent(err) || !again || n == maxRedials {
 			return err
 		}
 	}

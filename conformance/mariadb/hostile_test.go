@@ -157,32 +157,3 @@ func TestReplicaOfStatements(t *testing.T) {
 		sqlrig.Exec(t, replica, "STOP SLAVE")
 	}
 }
-
-// After a restart of the server all connections that are idle in the pool are dead, of which a call
-// tells nothing.
-func TestManyDeadConnections(t *testing.T) {
-	t.Parallel()
-	server := engine.Start(t)
-	db := engine.DB(t, engine.DSN(server, ""))
-	db.SetMaxIdleConns(20)
-	s := engine.New(t, db, sqlstore.Options{})
-	sqlrig.Free(t, s, "k")
-	var conns []*sql.Conn
-	for range 20 {
-		c, err := db.Conn(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		conns = append(conns, c)
-	}
-	for _, c := range conns {
-		if err := c.Close(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if n := db.Stats().Idle; n != 20 {
-		t.Fatalf("%d connections are idle: the test shows nothing", n)
-	}
-	server.Restart()
-	sqlrig.Free(t, s, "k")
-}

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"database/sql"
 	"errors"
 	"fmt"
 	"strings"
@@ -71,4 +72,33 @@ func TestLibPQLostReplies(t *testing.T) {
 		}
 		sqlrig.Free(t, other, key)
 	}
+}
+
+// After a restart of the server all connections that are idle in the pool are dead, of which a call
+// tells nothing.
+func TestLibPQManyDeadConnections(t *testing.T) {
+	t.Parallel()
+	server := engine.Start(t)
+	db := libpq.DB(t, libpq.DSN(server, ""))
+	db.SetMaxIdleConns(20)
+	s := libpq.New(t, db, sqlstore.Options{})
+	sqlrig.Free(t, s, "k")
+	var conns []*sql.Conn
+	for range 20 {
+		c, err := db.Conn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, c)
+	}
+	for _, c := range conns {
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := db.Stats().Idle; n != 20 {
+		t.Fatalf("%d connections are idle: the test shows nothing", n)
+	}
+	server.Restart()
+	sqlrig.Free(t, s, "k")
 }
