@@ -116,8 +116,10 @@ func (s *ZooKeeperServer) start() error {
 		return err
 	}
 	class := zooKeeperJar
-	if log := filepath.Join(filepath.Dir(zooKeeperJar), "slf4j-simple.jar"); exists(log) {
-		class += string(os.PathListSeparator) + log
+	for _, name := range []string{"slf4j-simple", "netty-codec", "netty-resolver"} { // Netty's, for TLS, are not named by the manifest
+		if jar := filepath.Join(filepath.Dir(zooKeeperJar), name+".jar"); exists(jar) {
+			class += string(os.PathListSeparator) + jar
+		}
 	}
 	cmd := exec.Command(s.java, "-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto",
 		"-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dzookeeper.jmx.log4j.disable=true",

@@ -3,6 +3,7 @@ package zkstore
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -12,7 +13,7 @@ import (
 // readers is how many nodes a batch reads at the same time.
 const readers = 16
 
-// ExtendMany extends the claims by one sync, and a read of each. See [store.BatchExtender].
+// ExtendMany extends the claims by one answer of the leader, and a read of each. See [store.BatchExtender].
 func (s *Store) ExtendMany(ctx context.Context, claims []store.Claim) []store.Result {
 	results := make([]store.Result, len(claims))
 	var ours []*claim
@@ -71,13 +72,22 @@ func (s *Store) join(ctx context.Context, any store.Claim) (*claim, error) {
 func (s *Store) extend(ctx context.Context, claims []*claim) []store.Result {
 	start := time.Now()
 	results := make([]store.Result, len(claims))
+	for i, c := range claims {
+		results[i].Err = c.standing(nil)
+	}
+	if !slices.ContainsFunc(results, func(r store.Result) bool { return r.Err == nil }) {
+		return results // what is known to be lost needs no session
+	}
 	l, err := s.s.await(ctx)
 	if err == nil {
-		err = classify(s.sync(l, s.base), true)
+		err = classify(s.confirm(l, s.base), true)
 	}
 	var wg sync.WaitGroup
 	free := make(chan struct{}, readers)
 	for i, c := range claims {
+		if results[i].Err != nil {
+			continue
+		}
 		if err != nil {
 			results[i].Err = c.standing(err)
 			continue
@@ -96,6 +106,9 @@ func (s *Store) extend(ctx context.Context, claims []*claim) []store.Result {
 func (c *claim) standing(err error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.node != nil && c.node.life.over() {
+		c.lost = c.lost || c.granted
+	}
 	if c.lost || !c.granted {
 		return &store.LostError{}
 	}

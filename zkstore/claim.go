@@ -38,7 +38,7 @@ func (r record) bytes() []byte {
 }
 
 func parseRecord(data []byte) (r record) {
-	if json.Unmarshal(data, &r) != nil {
+	if json.Unmarshal(data, &r) != nil || r.TTL < 0 {
 		return record{}
 	}
 	return r
@@ -250,12 +250,12 @@ func (s *Store) remove(l *life, n *node, dir, owner string) error {
 
 // find looks for the name of a node whose creation had no answer. zk.ErrNoNode says that there is
 // none, and never will be: what a connection before this one has sent was executed before the
-// sync, or is refused.
+// transaction, or is refused. A sync would not do: a leader that was replaced answers it.
 func (s *Store) find(l *life, n *node, dir, owner string) error {
 	if n.name != "" {
 		return nil
 	}
-	if err := s.sync(l, dir); err != nil {
+	if err := s.commit(l, dir); err != nil {
 		return err
 	}
 	names, err := s.children(l, dir)
@@ -323,7 +323,7 @@ func (c *claim) attempt(ctx context.Context, l *life, start time.Time) (store.Gr
 		} else if err != nil {
 			return store.Grant{}, readFailed(err)
 		}
-		names, err := synced(c.s, l, c.dir, func() ([]string, error) { return c.s.children(l, c.dir) })
+		names, err := c.names(l)
 		return c.look(l, n, names, err, start)
 	}
 	if !c.o.Wait {
@@ -340,6 +340,18 @@ func (c *claim) attempt(ctx context.Context, l *life, start time.Time) (store.Gr
 	}
 	names, err := c.s.children(l, c.dir)
 	return c.look(l, n, names, err, start)
+}
+
+// names are those in the queue, after the leader has answered.
+func (c *claim) names(l *life) ([]string, error) {
+	read := func() ([]string, error) { return c.s.children(l, c.dir) }
+	if !l.stale() {
+		return synced(c.s, l, c.dir, read)
+	}
+	if err := c.s.commit(l, c.dir); err != nil {
+		return nil, err
+	}
+	return read()
 }
 
 func orHeld(held *store.HeldError, err error) error {
@@ -394,18 +406,16 @@ func (c *claim) enter(ctx context.Context, l *life) (n *node, alone bool, err er
 		}
 		c.node, c.letGo = n, false
 		c.mu.Unlock()
-		answers, err := call(c.s.s, l, func() ([]zk.MultiResponse, error) {
-			return c.s.s.conn.Multi(
-				&zk.CreateRequest{Path: c.dir + "/" + nodePrefix + c.owner + "-", Data: data, Acl: c.s.acl, Flags: zk.FlagEphemeralSequential},
-				&zk.SetDataRequest{Path: c.dir, Data: []byte(c.key), Version: -1})
-		})
+		answers, err := c.s.multi(l,
+			&zk.CreateRequest{Path: c.dir + "/" + nodePrefix + c.owner + "-", Data: data, Acl: c.s.acl, Flags: zk.FlagEphemeralSequential},
+			&zk.SetDataRequest{Path: c.dir, Data: []byte(c.key), Version: -1})
 		_, err = failedAt(answers, err)
+		if err == nil || unknown(err) {
+			c.moved(n)
+		}
 		if err == nil {
 			made, parent := answers[0].String, answers[1].Stat
 			n.name, n.czxid = made[strings.LastIndexByte(made, '/')+1:], parent.Mzxid
-			if now := c.s.s.current(); now != l { // it was sent late, through another session
-				n.life = now
-			}
 			return n, parent.NumChildren == 1 && n.life == l, nil
 		}
 		if !unknown(err) {
@@ -421,6 +431,17 @@ func (c *claim) enter(ctx context.Context, l *life) (n *node, alone bool, err er
 		}
 	}
 	return nil, false, unavailable(zk.ErrNoNode)
+}
+
+// moved gives a node that was sent late to the session through which it went: the client library keeps
+// what it could not send, also for the next session. Where none stands, the node has ended with its own.
+func (c *claim) moved(n *node) {
+	now := c.s.s.current()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if now != nil {
+		n.life = now
+	}
 }
 
 // peek answers who holds the key, without a transaction, and nil where nobody does.
@@ -511,7 +532,7 @@ func (c *claim) broken() error {
 func (c *claim) grant(l *life, czxid int64, start time.Time) (store.Grant, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	ttl := min(c.o.TTL, l.trusted())
+	ttl := min(c.o.TTL, l.until(start).Sub(start))
 	c.granted, c.token, c.wake = true, fence.Token(czxid), nil
 	c.until = start.Add(ttl)
 	return store.Grant{Token: c.token, Owner: c.owner, TTL: ttl}, nil
@@ -583,6 +604,7 @@ func (c *claim) Release(ctx context.Context) error {
 	}
 	c.mu.Unlock()
 	if err := ctx.Err(); err != nil {
+		c.abandon()
 		return uncertain(err)
 	}
 	if err := c.take(ctx); err != nil {
@@ -593,6 +615,22 @@ func (c *claim) Release(ctx context.Context) error {
 		err = uncertain(err)
 	}
 	return cmp.Or(err, lost)
+}
+
+// abandon removes the node of a released claim in the background. A call that runs does so when it
+// ends.
+func (c *claim) abandon() {
+	select {
+	case c.slot <- struct{}{}:
+	default:
+		return
+	}
+	c.mu.Lock()
+	if !c.done && !c.lost && !c.letGo {
+		c.drop()
+	}
+	c.mu.Unlock()
+	<-c.slot
 }
 
 func (c *claim) release(ctx context.Context) (lost, err error) {

@@ -36,8 +36,15 @@
 // their least of two ticks, leases are trusted for five twelfths of it; a server that is
 // configured with a minSessionTimeout below two ticks breaks the rule.
 //
+// A sync is answered by a leader alone, also by one that the others have replaced and that has not
+// noticed: followers that crash and come back can elect another long before. So where no quorum has
+// agreed to a transaction of the session for a quarter of its timeout, a transaction that changes
+// nothing takes the place of the sync. A new leader gives each session its whole timeout anew, and
+// no lease is trusted for longer than a timeout from the last transaction.
+//
 // Half of the session's timeout is therefore the largest ttl. Where a server grants a shorter
-// timeout than asked (at most 20 ticks, unless configured otherwise), leases are shorter, too.
+// timeout than asked (at most 20 ticks, unless configured otherwise), leases are shorter, too. All
+// members must have the same bounds of timeouts, and the same tick.
 //
 // # Tokens
 //

@@ -61,6 +61,10 @@ func classify(err error, acts bool) error {
 	case errors.Is(err, zk.ErrNoAuth), errors.Is(err, zk.ErrAuthFailed), errors.Is(err, zk.ErrInvalidACL):
 		return &fault{&store.InvalidError{Field: "credentials",
 			Rule: "must permit everything below the chroot; give the user who made its nodes"}, "", err}
+	case strings.HasSuffix(err.Error(), codeNeedsSASL):
+		return &fault{store.ErrUnsupported, "the servers want clients to log in by SASL, which this store does not", err}
+	case strings.HasSuffix(err.Error(), codeQuota):
+		return &fault{store.ErrUnavailable, "the quota of a node above is used up; raise it, or take nodes away", err}
 	case errors.Is(err, zk.ErrInvalidPath):
 		return &fault{&store.InvalidError{Field: "Chroot", Rule: "is no path of ZooKeeper"}, "", err}
 	case errors.Is(err, zk.ErrNoChildrenForEphemerals):
@@ -68,6 +72,12 @@ func classify(err error, acts bool) error {
 	}
 	return unavailable(err)
 }
+
+// Codes that the client library has no error for.
+const (
+	codeNeedsSASL = "unknown error: -124"
+	codeQuota     = "unknown error: -125"
+)
 
 // hasKind reports whether err is one of the kinds of package store.
 func hasKind(err error) bool {

@@ -67,15 +67,56 @@ func (g *Guard) write(ctx context.Context, resource string, t fence.Token, write
 	return answers, nil
 }
 
+// maxWrites is how much the servers take in one transaction unless their jute.maxbuffer is set, less
+// what the store adds. They would end the connection, and the client library may panic.
+const maxWrites = 1<<20 - 1<<12
+
 func checkWrites(writes []any) error {
+	total := 0
 	for _, w := range writes {
-		switch w.(type) {
-		case *zk.CreateRequest, *zk.SetDataRequest, *zk.DeleteRequest, *zk.CheckVersionRequest:
-		default:
-			return &fence.InvalidError{Field: "write", Value: fmt.Sprintf("%T", w), Rule: "must be one that zk.Conn.Multi takes"}
+		n := sizeOf(w)
+		if n < 0 {
+			return &fence.InvalidError{Field: "write", Value: fmt.Sprintf("%T", w), Rule: "must be one that zk.Conn.Multi takes, and not nil"}
 		}
+		total += n
+	}
+	if total > maxWrites {
+		return &fence.InvalidError{Field: "writes", Value: strconv.Itoa(total) + " bytes",
+			Rule: "must be at most " + strconv.Itoa(maxWrites) + " bytes together, with paths and ACLs, which is what servers take in one transaction"}
 	}
 	return nil
+}
+
+// sizeOf is at least how many bytes an operation has in a request, and negative for what is none.
+func sizeOf(w any) int {
+	const fixed = 32 // more than its header, lengths, flags and version
+	switch w := w.(type) {
+	case *zk.CreateRequest:
+		if w == nil {
+			return -1
+		}
+		n := fixed + len(w.Path) + len(w.Data)
+		for _, a := range w.Acl {
+			n += fixed + len(a.Scheme) + len(a.ID)
+		}
+		return n
+	case *zk.SetDataRequest:
+		if w == nil {
+			return -1
+		}
+		return fixed + len(w.Path) + len(w.Data)
+	case *zk.DeleteRequest:
+		if w == nil {
+			return -1
+		}
+		return fixed + len(w.Path)
+	case *zk.CheckVersionRequest:
+		if w == nil {
+			return -1
+		}
+		return fixed + len(w.Path)
+	}
+	return -1
 }
 
 type raised struct {
@@ -94,7 +135,7 @@ func (g *Guard) raise(ctx context.Context, resource string, t fence.Token, write
 			if err := stopped(ctx); err != nil {
 				return raised{}, err
 			}
-			m, err := g.mark(l, resource)
+			m, err := g.mark(l, resource, g.s.sync) // the transaction tells whether that was new enough
 			if err != nil || m.token > t {
 				return raised{seen: m.token}, err
 			}
@@ -118,10 +159,10 @@ type mark struct {
 
 func (g *Guard) path(resource string) string { return hashed(g.s.base+"/marks", resource) }
 
-// mark reads a mark, as new as this call.
-func (g *Guard) mark(l *life, resource string) (mark, error) {
+// mark reads a mark, as new as what renew makes the session see.
+func (g *Guard) mark(l *life, resource string, renew func(*life, string) error) (mark, error) {
 	path := g.path(resource)
-	if err := g.s.sync(l, path); err != nil {
+	if err := renew(l, path); err != nil {
 		return mark{}, readFailed(err)
 	}
 	now, err := g.s.get(l, path)
@@ -150,8 +191,7 @@ func parseMark(data []byte, resource string) (fence.Token, error) {
 	return t, nil
 }
 
-// multi is one transaction: the mark is as it was read, or is raised, and the writes are made. Where
-// there is nothing to do, nothing is sent.
+// multi is one transaction: the mark is as it was read, or is raised, and the writes are made.
 func (g *Guard) multi(l *life, m mark, resource string, t fence.Token, writes []any) ([]zk.MultiResponse, error) {
 	path := g.path(resource)
 	var first any
@@ -160,14 +200,10 @@ func (g *Guard) multi(l *life, m mark, resource string, t fence.Token, writes []
 		first = &zk.CreateRequest{Path: path, Data: markData(resource, t), Acl: g.s.acl}
 	case m.token < t:
 		first = &zk.SetDataRequest{Path: path, Data: markData(resource, t), Version: m.version}
-	case len(writes) == 0:
-		return nil, nil
 	default:
 		first = &zk.CheckVersionRequest{Path: path, Version: m.version}
 	}
-	answers, err := call(g.s.s, l, func() ([]zk.MultiResponse, error) {
-		return g.s.s.conn.Multi(append([]any{first}, writes...)...)
-	})
+	answers, err := g.s.multi(l, append([]any{first}, writes...)...)
 	switch failed, why := failedAt(answers, err); {
 	case why == nil:
 		return answers[1:], nil
@@ -202,7 +238,7 @@ func (g *Guard) Check(ctx context.Context, resource string, t fence.Token) error
 	if err := checkArgs(ctx, resource, t); err != nil {
 		return err
 	}
-	m, err := ask(ctx, g.s, false, func(ctx context.Context, l *life) (mark, error) { return g.mark(l, resource) })
+	m, err := ask(ctx, g.s, false, func(ctx context.Context, l *life) (mark, error) { return g.mark(l, resource, g.s.commit) })
 	if err != nil {
 		return guardError(resource, &fault{kind: store.ErrUnavailable, cause: err})
 	}
@@ -273,9 +309,7 @@ func (s *Store) writeHeld(ctx context.Context, l *life, key string, t fence.Toke
 	}
 	// Version 0: a node that was broken has been written to.
 	first := &zk.CheckVersionRequest{Path: dir + "/" + list[0].name, Version: 0}
-	answers, err := call(s.s, l, func() ([]zk.MultiResponse, error) {
-		return s.s.conn.Multi(append([]any{first}, writes...)...)
-	})
+	answers, err := s.multi(l, append([]any{first}, writes...)...)
 	switch failed, why := failedAt(answers, err); {
 	case why == nil:
 		return answers[1:], nil

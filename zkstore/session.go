@@ -2,8 +2,11 @@ package zkstore
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
+	"fmt"
+	"io"
 	"net"
 	"sync"
 	"time"
@@ -19,6 +22,7 @@ type session struct {
 	conn  *zk.Conn
 	asked time.Duration // the timeout
 	auth  []byte        // of the scheme digest; nil for none
+	tls   *tls.Config   // nil for none
 
 	closing chan struct{} // closed by Close
 
@@ -28,16 +32,35 @@ type session struct {
 	up      bool          // requests are sent
 	changed chan struct{} // closed and replaced when up changes
 	synced  chan struct{} // closed and replaced when a sync has been sent
+	reason  error         // why there is no session; nil where that is not known
+	refused error         // what the last server has said of the credentials; nil where it took them
 	watches map[string]*watch
 }
 
 // life is one ZooKeeper session. Its ephemeral nodes end with it.
 type life struct {
-	id      int64
-	timeout time.Duration   // as the servers have granted it
-	least   bool            // which is their least: two ticks, unless configured otherwise
-	ctx     context.Context // done when the servers have said that it has ended
-	end     context.CancelFunc
+	id  int64
+	ctx context.Context // done when the servers have said that it has ended
+	end context.CancelFunc
+
+	mu      sync.Mutex
+	timeout time.Duration // as the last server has granted it
+	least   bool          // which is their least: two ticks, unless configured otherwise
+	agreed  time.Time     // start of the last request that a quorum has agreed to
+}
+
+// grant takes note of the timeout.
+func (l *life) grant(timeout time.Duration, least bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.timeout, l.least = timeout, least
+}
+
+// lasts is the timeout.
+func (l *life) lasts() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.timeout
 }
 
 // trusted is how long a lease may be trusted from before the request that confirmed it. The client
@@ -45,18 +68,50 @@ type life struct {
 // of the leader proves a life of two thirds of the timeout, less half a tick. That is a half where
 // the timeout has three ticks, and five twelfths where it has two.
 func (l *life) trusted() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.least {
 		return l.timeout * 5 / 12
 	}
 	return l.timeout / 2
 }
 
+// agree takes note that a quorum has agreed to a request of the session that began at start.
+func (l *life) agree(start time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if start.After(l.agreed) {
+		l.agreed = start
+	}
+}
+
+// quorate is when a quorum has last agreed to a request of the session.
+func (l *life) quorate() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.agreed
+}
+
+// stale reports whether the leader must show by a transaction that it still leads. A sync does not
+// show it: a leader that the others have replaced, and that has not noticed, answers one by itself.
+func (l *life) stale() bool { return time.Since(l.quorate()) > l.lasts()/4 }
+
+// until is the end of the trust in a lease that was confirmed by a request which began at start. A
+// leader that was elected since a quorum last agreed gives each session its whole timeout anew.
+func (l *life) until(start time.Time) time.Time {
+	end, elected := start.Add(l.trusted()), l.quorate().Add(l.lasts())
+	if elected.Before(end) {
+		return elected
+	}
+	return end
+}
+
 // over reports whether the session has ended.
 func (l *life) over() bool { return l.ctx.Err() != nil }
 
-func dial(servers []string, timeout time.Duration, auth []byte) (*session, error) {
+func dial(servers []string, timeout time.Duration, auth []byte, config *tls.Config) (*session, error) {
 	s := &session{
-		asked: timeout, auth: auth, closing: make(chan struct{}), changed: make(chan struct{}), synced: make(chan struct{}),
+		asked: timeout, auth: auth, tls: config, closing: make(chan struct{}), changed: make(chan struct{}), synced: make(chan struct{}),
 		watches: map[string]*watch{},
 	}
 	conn, _, err := zk.Connect(servers, timeout,
@@ -85,11 +140,11 @@ func (s *session) close() {
 		return
 	}
 	close(s.closing)
+	s.down()
+	s.end() // the leases first: the servers let others in when the session is closed, before they say so
 	s.mu.Unlock()
 	s.conn.Close()
 	s.mu.Lock()
-	s.down()
-	s.end()
 	l := s.link
 	s.mu.Unlock()
 	if l != nil {
@@ -118,13 +173,17 @@ func (s *session) event(e zk.Event) {
 
 // begin takes note of the session that the handshake has answered. mu is held.
 func (s *session) begin() {
+	if s.closed() {
+		return
+	}
+	s.reason = nil
 	id, timeout := s.link.session()
 	if s.life == nil || s.life.id != id {
 		s.end()
 		ctx, cancel := context.WithCancel(context.Background())
 		s.life = &life{id: id, ctx: ctx, end: cancel}
 	}
-	s.life.timeout, s.life.least = timeout, timeout > s.asked
+	s.life.grant(timeout, timeout > s.asked)
 	if len(s.watches) == 0 {
 		s.set(true)
 		return
@@ -178,7 +237,28 @@ func (s *session) set(up bool) {
 // connectLimit bounds the wait for a session.
 const connectLimit = 2 * time.Second
 
-var errNoSession = errors.New("there is no session with ZooKeeper; a quorum of its servers must be reachable")
+// noSession is why there is none, and what to do.
+func (s *session) noSession() error {
+	const text = "there is no session with ZooKeeper; a quorum of its servers must be reachable"
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.reason == nil {
+		return errors.New(text)
+	}
+	return fmt.Errorf("%s: %w", text, s.reason)
+}
+
+// failed takes note of why a server gave no session.
+func (s *session) failed(addr string, err error) {
+	if err == io.EOF {
+		err = errors.New("it ended the connection; it may be without its quorum, or have too many clients")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reason = fmt.Errorf("%s: %w", addr, err)
+}
+
+var errClosed = &fault{kind: &store.InvalidError{Field: "store", Rule: "was closed; open another one"}}
 
 // await waits for a session through which requests can be sent, for at most [connectLimit].
 // Its errors say that nothing was sent.
@@ -186,13 +266,15 @@ func (s *session) await(ctx context.Context) (*life, error) {
 	var limit *time.Timer
 	for {
 		s.mu.Lock()
-		l, up, changed := s.life, s.up, s.changed
+		l, up, changed, refused := s.life, s.up, s.changed, s.refused
 		s.mu.Unlock()
 		switch {
 		case s.closed():
-			return nil, unavailable(errors.New("the store was closed"))
+			return nil, errClosed
+		case refused != nil:
+			return nil, refused
 		case context.Cause(ctx) == errNoAnswer:
-			return nil, unavailable(errNoSession)
+			return nil, unavailable(s.noSession())
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
 		case up && l != nil:
@@ -207,7 +289,7 @@ func (s *session) await(ctx context.Context) (*life, error) {
 		case <-s.closing:
 		case <-ctx.Done():
 		case <-limit.C:
-			return nil, unavailable(errNoSession)
+			return nil, unavailable(s.noSession())
 		}
 	}
 }
@@ -261,7 +343,7 @@ func (s *session) watch(l *life, path string) (*watch, error) {
 	}
 	s.mu.Unlock()
 	w.once.Do(func() {
-		defer s.watchdog(l.timeout)()
+		defer s.watchdog(l.lasts())()
 		data, stat, _, err := s.conn.GetW(path)
 		if w.err = err; err == nil {
 			w.data, w.stat = data, *stat
@@ -295,27 +377,58 @@ func (s *session) dial(network, addr string, timeout time.Duration) (net.Conn, e
 		case <-ctx.Done():
 		}
 	}()
-	var d net.Dialer
-	c, err := d.DialContext(ctx, network, addr)
+	c, err := s.connect(ctx, network, addr)
 	if err != nil {
+		s.failed(addr, err)
 		return nil, err
 	}
-	l := &link{Conn: c, s: s, limit: patience(s.asked)}
+	l := &link{Conn: c, s: s, addr: addr, limit: patience(s.asked)}
 	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed() {
+		c.Close()
+		return nil, errClosed
+	}
 	s.link = l
-	s.mu.Unlock()
 	return l, nil
 }
 
+// connect opens a connection, and TLS on it where that is asked for.
+func (s *session) connect(ctx context.Context, network, addr string) (net.Conn, error) {
+	var d net.Dialer
+	c, err := d.DialContext(ctx, network, addr)
+	if err != nil || s.tls == nil {
+		return c, err
+	}
+	config := s.tls.Clone()
+	if config.ServerName == "" {
+		config.ServerName, _, _ = net.SplitHostPort(addr)
+	}
+	t := tls.Client(c, config)
+	if err := t.HandshakeContext(ctx); err != nil {
+		c.Close()
+		return nil, fmt.Errorf("no TLS: %w", err)
+	}
+	return t, nil
+}
+
 // link is a connection. It reads the server's answer to the handshake along, because the client
-// library does not tell the timeout that the server has granted.
+// library does not tell the timeout that the server has granted, and checks the length of each
+// message, because the library would panic at one that is too short.
 type link struct {
 	net.Conn
+	addr  string
 	limit time.Duration // for the answer to the handshake; the library would wait for many timeouts
 	s     *session
-	head  []byte
 	asked bool // the handshake has been sent
 	down  bool // the client library has given it up; session.mu guards it
+
+	head   []byte  // of the answer to the handshake
+	known  bool    // its length has come
+	length [4]byte // of a message
+	have   int     // bytes of it that have come
+	left   int     // bytes of the message that are still to come
+	begun  []byte  // the first of those that have come, up to minMessage
 }
 
 // headLen is up to the end of the session's id: length, version, timeout, id.
@@ -323,10 +436,74 @@ const headLen = 4 + 4 + 4 + 8
 
 func (l *link) Read(b []byte) (int, error) {
 	n, err := l.Conn.Read(b)
-	if rest := headLen - len(l.head); rest > 0 {
-		l.head = append(l.head, b[:min(n, rest)]...)
+	greeted := len(l.head) == headLen
+	if bad := l.follow(b[:n]); bad != nil {
+		n, err = 0, bad
+	}
+	if err != nil && !greeted {
+		l.s.failed(l.addr, err)
 	}
 	return n, err
+}
+
+// Lengths of messages: of the answer to the handshake, which is behind its head a password, and of any
+// other, which begins with 16 bytes.
+const (
+	minGreeting, maxGreeting = 20, 256
+	minMessage               = 16
+)
+
+var errProtocol = errors.New("what it answers is not ZooKeeper's protocol; look whether the port is the one for clients, with or without TLS as you ask for")
+
+// follow reads along what the server says.
+func (l *link) follow(b []byte) error {
+	if rest := headLen - len(l.head); rest > 0 {
+		l.head = append(l.head, b[:min(len(b), rest)]...)
+	}
+	for len(b) > 0 {
+		if l.left == 0 {
+			n := copy(l.length[l.have:], b)
+			b = b[n:]
+			if l.have += n; l.have < len(l.length) {
+				break
+			}
+			l.have, l.left = 0, int(int32(binary.BigEndian.Uint32(l.length[:])))
+			if !l.known && (l.left < minGreeting || l.left > maxGreeting) || l.left < minMessage {
+				return errProtocol
+			}
+			l.known, l.begun = true, l.begun[:0]
+			continue
+		}
+		n := min(l.left, len(b))
+		if rest := minMessage - len(l.begun); rest > 0 {
+			if l.begun = append(l.begun, b[:min(n, rest)]...); len(l.begun) == minMessage {
+				l.heard()
+			}
+		}
+		l.left, b = l.left-n, b[n:]
+	}
+	if len(l.head) < headLen {
+		return nil
+	}
+	if id, timeout := l.session(); id != 0 && timeout <= 0 {
+		return fmt.Errorf("it grants a session with a timeout of %v; set its maxSessionTimeout", timeout)
+	}
+	return nil
+}
+
+// heard takes note of the answer to the credentials, of which the client library takes none.
+func (l *link) heard() {
+	if number := int32(binary.BigEndian.Uint32(l.begun)); number != authXid {
+		return
+	}
+	l.s.mu.Lock()
+	defer l.s.mu.Unlock()
+	if l.s.refused = nil; binary.BigEndian.Uint32(l.begun[12:]) != 0 {
+		l.s.refused = &fault{&store.InvalidError{Field: "credentials",
+			Rule: "were refused by " + l.addr + "; look whether its servers take the scheme digest"}, "", zk.ErrAuthFailed}
+	}
+	close(l.s.changed) // for those who wait
+	l.s.changed = make(chan struct{})
 }
 
 // Kinds of requests. What the client library writes at once is a request, of which the third word is
@@ -393,12 +570,19 @@ func (l *link) session() (id int64, timeout time.Duration) {
 // hosts gives the client library its servers in turn. It looks no name up: dialling does, each
 // time. After a connection is lost the next server is tried at once, and after a whole turn the
 // library pauses for a second, and gives up what it has not sent.
+//
+// It also pauses where connections end as soon as they stand, again and again.
 type hosts struct {
 	mu      sync.Mutex
 	servers []string
 	next    int
 	tried   int
+	since   time.Time // of the connection; zero where there is none
+	brief   int       // connections in a row that have ended at once
 }
+
+// briefly is what a connection lasts that ends at once.
+const briefly = 20 * time.Millisecond
 
 func (h *hosts) Init(servers []string) error {
 	h.mu.Lock()
@@ -412,7 +596,13 @@ func (h *hosts) Len() int { return len(h.servers) }
 func (h *hosts) Next() (server string, pause bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	pause = h.tried > 0 && h.tried%len(h.servers) == 0
+	if !h.since.IsZero() {
+		if h.brief++; time.Since(h.since) > briefly {
+			h.brief = 0
+		}
+		h.since = time.Time{}
+	}
+	pause = h.tried%len(h.servers) == 0 && (h.tried > 0 || h.brief > len(h.servers)+2)
 	h.tried++
 	server = h.servers[h.next%len(h.servers)]
 	h.next++
@@ -422,7 +612,7 @@ func (h *hosts) Next() (server string, pause bool) {
 func (h *hosts) Connected() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.tried = 0
+	h.tried, h.since = 0, time.Now()
 }
 
 // syncing is the connection, and a channel that is closed when a sync has been sent after this call.

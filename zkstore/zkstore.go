@@ -2,6 +2,7 @@ package zkstore
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"net"
 	"path"
@@ -36,6 +37,10 @@ type Options struct {
 	// User and Password are credentials of the scheme digest. With them, the nodes that the store
 	// makes can be used by that user alone. Both are empty, or neither is.
 	User, Password string
+
+	// TLS has each connection go through TLS, to the servers' secureClientPort. Nil: plain TCP. An
+	// empty ServerName is the host of the server that is dialled. It must not be changed afterwards.
+	TLS *tls.Config
 
 	// SessionTimeout is asked from the servers, which grant between 2 and 20 of their ticks unless
 	// they are configured otherwise. It must be at least three ticks, which is 6 s by their
@@ -94,7 +99,7 @@ func Dial(o Options) (*Store, error) {
 	case o.User != "":
 		acl, auth = zk.AuthACL(zk.PermAll), []byte(o.User+":"+o.Password)
 	}
-	s, err := dial(servers, timeout, auth)
+	s, err := dial(servers, timeout, auth, o.TLS)
 	if err != nil {
 		return nil, err
 	}
@@ -247,13 +252,41 @@ func stopped(ctx context.Context) error {
 
 // call makes one request of the client library under the watchdog.
 func call[T any](s *session, l *life, f func() (T, error)) (T, error) {
-	defer s.watchdog(l.timeout)()
+	defer s.watchdog(l.lasts())()
 	return f()
 }
 
 func (s *Store) sync(l *life, path string) error {
 	_, err := call(s.s, l, func() (string, error) { return s.s.conn.Sync(path) })
 	return err
+}
+
+// commit has a quorum agree to a transaction that changes nothing, and after which this session reads
+// what is at least as new. The path need not exist.
+func (s *Store) commit(l *life, path string) error {
+	answers, err := s.multi(l, &zk.CheckVersionRequest{Path: path, Version: -1})
+	if _, err = failedAt(answers, err); errors.Is(err, zk.ErrNoNode) {
+		return nil
+	}
+	return err
+}
+
+// multi makes one transaction. It also shows that the leader leads, unless nothing was answered.
+func (s *Store) multi(l *life, ops ...any) ([]zk.MultiResponse, error) {
+	start := time.Now()
+	answers, err := call(s.s, l, func() ([]zk.MultiResponse, error) { return s.s.conn.Multi(ops...) })
+	if len(answers) > 0 {
+		l.agree(start)
+	}
+	return answers, err
+}
+
+// confirm has the leader answer, and show that it leads where that has not been shown for a while.
+func (s *Store) confirm(l *life, path string) error {
+	if l.stale() {
+		return s.commit(l, path)
+	}
+	return s.sync(l, path)
 }
 
 // synced reads what is at least as new as this call. The read is sent right behind the sync, and the

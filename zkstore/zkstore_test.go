@@ -94,8 +94,12 @@ func TestUnreachable(t *testing.T) {
 	}
 	s.Close()
 	s.Close()
-	if _, err := s.Claim("k", store.ClaimOptions{TTL: s.Info().MaxTTL}).Try(t.Context()); !errors.Is(err, store.ErrUnavailable) {
-		t.Errorf("Try of a closed store answers %v, want ErrUnavailable", err)
+	_, err = s.Claim("k", store.ClaimOptions{TTL: s.Info().MaxTTL}).Try(t.Context())
+	if !errors.Is(err, store.ErrInvalid) || errors.Is(err, store.ErrUnavailable) {
+		t.Errorf("Try of a closed store answers %v, want ErrInvalid: waiting does not help", err)
+	}
+	if _, err := s.Inspect(t.Context(), "k"); !errors.Is(err, store.ErrInvalid) {
+		t.Errorf("Inspect of a closed store answers %v, want ErrInvalid", err)
 	}
 }
 
@@ -114,7 +118,7 @@ func TestLinkReadsTheHandshake(t *testing.T) {
 			}
 			server.Close()
 		}()
-		l := &link{Conn: client, limit: time.Second}
+		l := &link{Conn: client, limit: time.Second, s: &session{}}
 		buf := make([]byte, 64)
 		for {
 			if _, err := l.Read(buf); err != nil {
