@@ -451,7 +451,12 @@ func childTurns(args []string) error {
 	if err := os.WriteFile(path+".ready."+args[1], nil, 0o600); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	all, err := os.OpenFile(path+".turns", os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer all.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
 	for !exists(path + ".go") {
 		time.Sleep(time.Millisecond)
@@ -463,6 +468,9 @@ func childTurns(args []string) error {
 			return err
 		}
 		time.Sleep(2 * time.Millisecond)
+		if _, err := all.Write([]byte{'.'}); err != nil {
+			return err
+		}
 		if err := lease.Release(ctx); err != nil {
 			return err
 		}
@@ -494,7 +502,13 @@ func TestProcessesTakeTurns(t *testing.T) {
 	if err := os.WriteFile(path+".go", nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(time.Duration(soak(12, 120)) * time.Second)
+	// So many that chance alone does not make a factor of three.
+	servertest.Eventually(t, 5*time.Minute, func() error {
+		if info, err := os.Stat(path + ".turns"); err != nil || info.Size() < int64(soak(600, 6000)) {
+			return errors.New("too few turns so far")
+		}
+		return nil
+	})
 	if err := os.WriteFile(path+".stop", nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
