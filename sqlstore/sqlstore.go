@@ -22,8 +22,8 @@
 //	db, err := sql.Open("pgx", "postgres://db.example/app?default_query_exec_mode=exec")
 //	s, err := sqlstore.New(db, sqlstore.Options{Dialect: sqlstore.PostgreSQL, Database: "db.example/app"})
 //
-// Leases end by the clock of the server, which is read anew where a statement has waited. When
-// somebody sets it forward, leases end early while their holders still trust them; back, they
+// Leases end by the clock of the server, which PostgreSQL reads anew where a statement has waited,
+// and MySQL when the statement begins. When somebody sets it forward, leases end early while their holders still trust them; back, they
 // last longer. Clients' clocks are never compared with it.
 //
 // Every step is one statement that commits by itself and leaves nothing in its session. So the
@@ -37,7 +37,8 @@
 // is sent as a statement stays open in whichever session ran it, and a lease that is granted there
 // is gone when somebody rolls back. pgx drops such a session; lib/pq and go-sql-driver do not. On
 // MySQL autocommit must be on besides, and a session where it is off is refused by
-// [store.ErrInvalid] each time.
+// [store.ErrInvalid] each time; and nobody may set the variable timestamp of a session of the pool,
+// which stops the clock there.
 //
 // On PostgreSQL a grant and an extension wait until they are on disk also where
 // synchronous_commit is off for the database, and a release never does, since its lease would
