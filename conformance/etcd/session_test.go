@@ -17,6 +17,7 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -288,20 +289,33 @@ func TestSessionRevoked(t *testing.T) {
 	}
 }
 
+// deleteKey deletes the key of the grant with that token.
+func deleteKey(t testing.TB, c *clientv3.Client, token holdfast.Token) {
+	t.Helper()
+	if _, err := c.Delete(t.Context(), string(keyOf(t, c, token).Key)); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // sessionOf answers the etcd lease that the key of a lock is on.
 func sessionOf(t testing.TB, c *clientv3.Client, l *holdfast.Lease) int64 {
+	t.Helper()
+	return keyOf(t, c, l.Token()).Lease
+}
+
+func keyOf(t testing.TB, c *clientv3.Client, token holdfast.Token) *mvccpb.KeyValue {
 	t.Helper()
 	resp, err := c.Get(t.Context(), etcdstore.DefaultPrefix, clientv3.WithPrefix())
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, kv := range resp.Kvs {
-		if kv.CreateRevision == int64(l.Token()) {
-			return kv.Lease
+		if kv.CreateRevision == int64(token) {
+			return kv
 		}
 	}
-	t.Fatalf("the key of %v is missing", l)
-	return 0
+	t.Fatalf("the key of token %v is missing", token)
+	return nil
 }
 
 // An acquisition on a session that lives on, whose reply is lost, leaves no key, and neither a
@@ -463,6 +477,33 @@ func TestLateRequestOnASession(t *testing.T) {
 		if n := keys(t, direct, etcdstore.DefaultPrefix+"lock/"); n != 2 { // of the holder and the other waiter
 			t.Errorf("%d: there are %d keys after a late request, want 2", i, n)
 		}
+	}
+	// The same where another request has taken the key, and somebody has deleted it since.
+	c := s.Claim("again", store.ClaimOptions{TTL: long})
+	network.on.Store(true)
+	if _, err := c.Try(t.Context()); !errors.Is(err, store.ErrUncertain) {
+		t.Fatalf("Try without an answer answers %v", err)
+	}
+	network.on.Store(false)
+	g, err := c.Try(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	deleteKey(t, direct, g.Token)
+	if _, err := c.Extend(t.Context()); !errors.Is(err, store.ErrLost) {
+		t.Errorf("Extend of a key that was deleted answers %v", err)
+	}
+	servertest.Eventually(t, long/2, func() error {
+		if n := keys(t, direct, etcdstore.DefaultPrefix+"void/"); n != 6 {
+			return fmt.Errorf("%d requests are kept from taking a key", n)
+		}
+		return nil
+	})
+	if _, err := pb.NewKVClient(direct.ActiveConnection()).Txn(t.Context(), <-network.kept); err != nil {
+		t.Fatal(err)
+	}
+	if n := keys(t, direct, etcdstore.DefaultPrefix+"lock/"); n != 2 {
+		t.Errorf("there are %d keys after a late request of a lost claim, want 2", n)
 	}
 	if err := before.Release(t.Context()); err != nil {
 		t.Error(err)
