@@ -419,7 +419,7 @@ func (c *claim) refuse(ctx context.Context, now queue) error {
 	}
 	if now.holder != nil {
 		c.s.note(c.path, true)
-		left, _, _ := c.s.left(ctx, now.holder) // without an answer it is not known
+		left, _ := c.s.left(ctx, now.holder) // without an answer it is not known
 		held.Holder = now.holder.holder(c.key, left)
 	}
 	return held

@@ -83,22 +83,22 @@ func (e *entry) holder(key string, left time.Duration) store.Holder {
 func (r record) age() time.Duration { return max(0, time.Since(time.UnixMilli(r.Since))) }
 
 // left answers what remains of the lease of an entry: never less than it is, at most a second
-// more. granted is its whole ttl; zero where the lease has ended.
-func (s *Store) left(ctx context.Context, e *entry) (left, granted time.Duration, err error) {
+// more.
+func (s *Store) left(ctx context.Context, e *entry) (time.Duration, error) {
 	if e.lease == 0 {
-		return 0, 0, nil
+		return 0, nil
 	}
 	resp, err := look(ctx, s.lease.LeaseTimeToLive, &pb.LeaseTimeToLiveRequest{ID: e.lease})
 	switch {
 	case err == errNoLease:
-		return time.Second, 0, nil
+		return time.Second, nil
 	case err != nil:
-		return 0, 0, err
+		return 0, err
 	case resp.TTL < 0: // the key goes with the lease, within half a second
-		return time.Second, 0, nil
+		return time.Second, nil
 	}
-	granted = time.Duration(min(resp.GrantedTTL, seconds(maxTTL))) * time.Second
-	return min(time.Duration(resp.TTL+1)*time.Second, granted), granted, nil
+	granted := time.Duration(min(resp.GrantedTTL, seconds(maxTTL))) * time.Second
+	return min(time.Duration(resp.TTL+1)*time.Second, granted), nil
 }
 
 // newOwner names an attempt by its lease.

@@ -33,7 +33,7 @@ func (s *Store) inspect(ctx context.Context, key string) (store.Holder, error) {
 	}
 	if kv := found(resp, 0); kv != nil {
 		e := newEntry(kv)
-		left, _, err := s.left(ctx, e)
+		left, err := s.left(ctx, e)
 		if err != nil {
 			return h, err
 		}
@@ -94,7 +94,7 @@ func (s *Store) page(ctx context.Context, from, prefix string) (p page, err erro
 		if strings.Contains(string(kv.Key[len(s.locks):]), "/") || e.foreign || !strings.HasPrefix(e.Key, prefix) {
 			continue // who waits, and what is foreign and has a hash for a name
 		}
-		left, _, err := s.left(ctx, e)
+		left, err := s.left(ctx, e)
 		if err != nil {
 			return p, err
 		}
@@ -113,16 +113,11 @@ func after(prefix string) []byte {
 	return end
 }
 
-const (
-	// brokenPrefix stands before the owner of a lock that was broken. Nobody holds it under that name.
-	brokenPrefix = "broken:"
-	// breakSlack is how much longer than the holder's ttl a broken lock is kept, so that the
-	// time between asking for its lease and using it takes nothing away.
-	breakSlack = time.Second
-)
+// brokenPrefix stands before the owner of a lock that was broken. Nobody holds it under that name.
+const brokenPrefix = "broken:"
 
 // Break takes the key from h.Owner: its extensions fail from then on. The key is kept until its
-// grant would have ended, so that two never hold. A foreign key is deleted. See
+// lease ends, so that two never hold. A foreign key, and one without a lease, is deleted. See
 // [store.Inspector].
 func (s *Store) Break(ctx context.Context, h store.Holder) error {
 	if err := store.CheckKey(h.Key); err != nil {
@@ -151,7 +146,7 @@ func (s *Store) breakOff(ctx context.Context, h store.Holder) error {
 		case e.Broken && e.Owner == broken:
 			return nil
 		case e.Owner != h.Owner:
-			left, _, _ := s.left(ctx, e)
+			left, _ := s.left(ctx, e)
 			return &store.HeldError{Holder: e.holder(h.Key, left)}
 		}
 		done, err := s.breakEntry(ctx, h.Key, e, broken)
@@ -162,42 +157,71 @@ func (s *Store) breakOff(ctx context.Context, h store.Holder) error {
 	return &fault{store.ErrUnavailable, errors.New("the key changes all the time")}
 }
 
-// breakEntry puts the key on a lease of its own, if it is still e. The holder's next look finds
-// another revision; until then it may have been extended, hence the whole ttl.
+// breakEntry changes the key, if it is still e, and leaves it on the holder's own lease. The holder's
+// next look finds another revision; until then each of its extensions renews the lease before it
+// looks, so that the key outlives what the holder trusts, however late this transaction arrives and
+// whatever becomes of its sender.
 func (s *Store) breakEntry(ctx context.Context, key string, e *entry, broken string) (done bool, err error) {
-	_, ttl, err := s.left(ctx, e)
+	then := deleting([]byte(s.path(key)))
+	switch {
+	case e.foreign || e.lease == 0:
+	case e.lease != leaseOf(e.Owner):
+		return s.breakOnSession(ctx, key, e, broken)
+	default:
+		put := s.brokenRecord(key, e, broken, 0)
+		put.GetRequestPut().IgnoreLease = true
+		then = put
+	}
+	resp, err := ask(ctx, s.kv.Txn, s.unchanged(key, e, then))
+	return err == nil && resp.Succeeded, err
+}
+
+func (s *Store) brokenRecord(key string, e *entry, broken string, lease int64) *pb.RequestOp {
+	r := newRecord(key, broken, brokenBy(), e.Epoch)
+	r.Broken = true
+	return putting([]byte(s.path(key)), r.text(), lease)
+}
+
+// unchanged does one thing if the key is still e.
+func (s *Store) unchanged(key string, e *entry, then *pb.RequestOp) *pb.TxnRequest {
+	return &pb.TxnRequest{
+		Compare: []*pb.Compare{{Key: []byte(s.path(key)), Target: pb.Compare_MOD, Result: pb.Compare_EQUAL,
+			TargetUnion: &pb.Compare_ModRevision{ModRevision: e.change}}},
+		Success: []*pb.RequestOp{then},
+	}
+}
+
+// breakSlack is how much longer than the session's ttl a lock that was broken there is kept, so that
+// the time between asking for its lease and using it takes nothing away.
+const breakSlack = time.Second
+
+// breakOnSession puts the key of a holder on a session, which others keep alive, on a lease of its
+// own. Where the transaction comes later than breakSlack after that was asked for, and the sender
+// does nothing more, the key may be free before the holder knows.
+func (s *Store) breakOnSession(ctx context.Context, key string, e *entry, broken string) (done bool, err error) {
+	resp, err := look(ctx, s.lease.LeaseTimeToLive, &pb.LeaseTimeToLiveRequest{ID: e.lease})
+	if err == errNoLease || err == nil && resp.TTL < 0 {
+		return true, &store.LostError{} // its time has ended
+	}
 	if err != nil {
 		return false, err
 	}
-	if e.lease != 0 && ttl == 0 {
-		return true, &store.LostError{} // its time has ended
-	}
-	path := []byte(s.path(key))
-	then := &pb.RequestOp{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: &pb.DeleteRangeRequest{Key: path}}}
+	ttl := time.Duration(min(resp.GrantedTTL, seconds(maxTTL))) * time.Second
 	lease, sent := leaseID(), time.Now()
-	if !e.foreign {
-		if _, err := s.grant(ctx, lease, ttl+breakSlack); err != nil && err != errLeaseExists {
-			return false, err
-		}
-		r := newRecord(key, broken, brokenBy(), e.Epoch)
-		r.Broken = true
-		then = &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: path, Value: r.text(), Lease: lease}}}
+	if _, err := s.grant(ctx, lease, ttl+breakSlack); err != nil && err != errLeaseExists {
+		return false, err
 	}
-	resp, err := ask(ctx, s.kv.Txn, &pb.TxnRequest{
-		Compare: []*pb.Compare{{Key: path, Target: pb.Compare_MOD, Result: pb.Compare_EQUAL,
-			TargetUnion: &pb.Compare_ModRevision{ModRevision: e.change}}},
-		Success: []*pb.RequestOp{then},
-	})
+	moved, err := ask(ctx, s.kv.Txn, s.unchanged(key, e, s.brokenRecord(key, e, broken, lease)))
 	late := time.Since(sent) > breakSlack
 	switch {
 	case err == errNoLease:
 		return false, &fault{kind: store.ErrUnavailable, cause: err}
 	case err != nil && !late:
 		return false, err
-	case err == nil && !resp.Succeeded:
+	case err == nil && !moved.Succeeded:
 		s.reaper.add(lease, ttl)
 		return false, nil
-	case late && !e.foreign: // the holder may have been extended meanwhile
+	case late: // the holder may have been extended meanwhile
 		_, renewed := s.renew(ctx, lease)
 		if renewed != nil || err != nil {
 			return false, uncertain(errors.Join(err, renewed))
