@@ -51,6 +51,7 @@ type attempt struct {
 	unknown  bool        // a request that takes the key, or queues up, had no answer
 	found    bool        // the lease was made
 	lent     time.Time   // when it was asked for; zero where that is not known
+	kept     time.Time   // when it was last asked for or renewed, with success
 	open     bool        // the key may have been taken
 	place    int64       // revision at which the claim has queued up; zero where it is not known to have
 	revision int64       // at which the key was taken; zero where it is not known to be
@@ -214,7 +215,7 @@ func (c *claim) grab(ctx context.Context, start time.Time) (store.Grant, error) 
 	} else if a.found {
 		// Meanwhile, because a lease that waited has its ttl behind it.
 		go func() {
-			left, err := c.s.renew(ctx, a.lease)
+			left, err := c.renew(ctx, a)
 			ttl = min(ttl, left)
 			renewed <- err
 		}()
@@ -230,7 +231,7 @@ func (c *claim) grab(ctx context.Context, start time.Time) (store.Grant, error) 
 	c.change(func() {
 		c.attempt.found, c.attempt.open = true, true
 		if !a.found {
-			c.attempt.lent = sent
+			c.attempt.lent, c.attempt.kept = sent, sent
 		}
 		c.until = sent.Add(c.o.TTL)
 	})
@@ -306,6 +307,24 @@ func elapsed(since time.Time) (d time.Duration, known bool) {
 	d = now.Sub(since)
 	wall := now.Round(0).Sub(since.Round(0))
 	return d, (wall - d).Abs() < 10*time.Millisecond
+}
+
+// renew renews the lease of an attempt, or confirms its session.
+func (c *claim) renew(ctx context.Context, a attempt) (left time.Duration, err error) {
+	sent := time.Now()
+	if a.session != nil {
+		left, err = a.session.confirm(ctx, c.o.TTL, sent)
+	} else {
+		left, err = c.s.renew(ctx, a.lease)
+	}
+	if err == nil {
+		c.change(func() {
+			if c.attempt.owner == a.owner {
+				c.attempt.kept = sent
+			}
+		})
+	}
+	return left, err
 }
 
 // short reports whether the transaction has no part for a key that is taken: none is expected.

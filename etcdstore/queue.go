@@ -119,7 +119,12 @@ func (c *claim) Wait(ctx context.Context, held *store.HeldError) error {
 	}
 	watching, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	keep := time.NewTicker(c.o.TTL / 3) // its place lasts as long as its lease
+	// Its place lasts as long as its lease, over any number of short waits.
+	every := c.o.TTL / 3
+	if time.Since(a.kept) >= every {
+		go c.keep(watching, a)
+	}
+	keep := time.NewTicker(every)
 	defer keep.Stop()
 	for again := true; again; {
 		again, q = c.waitAt(watching, a, q, keep.C)

@@ -367,15 +367,13 @@ func (c *claim) OnLoss(f func()) {
 
 // keep makes the place of a claim that waits last.
 func (c *claim) keep(ctx context.Context, a attempt) {
-	if a.session == nil {
-		_, _ = c.s.renew(ctx, a.lease)
-		return
+	if a.session != nil {
+		start := time.Now()
+		c.change(func() {
+			if c.attempt.owner == a.owner && c.attempt.revision == 0 {
+				c.until = start.Add(c.o.TTL)
+			}
+		})
 	}
-	start := time.Now()
-	c.change(func() {
-		if c.attempt.owner == a.owner && c.attempt.revision == 0 {
-			c.until = start.Add(c.o.TTL)
-		}
-	})
-	_, _ = a.session.confirm(ctx, c.o.TTL, start)
+	_, _ = c.renew(ctx, a)
 }

@@ -3,9 +3,12 @@ package etcd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/conformance/internal/kit"
 	"github.com/holdfast-go/holdfast/etcdstore"
 	"github.com/holdfast-go/holdfast/servertest"
 	"github.com/holdfast-go/holdfast/store"
@@ -64,4 +67,48 @@ func TestBreakArrivesLate(t *testing.T) {
 	}
 	cancel()
 	<-answer
+}
+
+// A waiter keeps its place for as long as it waits, also where each of its waits is short against
+// its ttl, because the holder's ttl is: it comes before one that queued up later.
+func TestPlaceOutlivesShortWaits(t *testing.T) {
+	t.Parallel()
+	server := servertest.Etcd(t, module)
+	s := open(t, etcdstore.Options{}, server.Addr())
+	const ttl = 4 * minTTL
+	lease := kit.Acquire(t, locker(t, holdfast.Options{TTL: minTTL}, server.Addr()), "k")
+	queued := func(n int) []store.Queued {
+		t.Helper()
+		var h store.Holder
+		servertest.Eventually(t, time.Minute, func() (err error) {
+			h, err = s.Inspect(t.Context(), "k")
+			if err == nil && len(h.Queue) != n {
+				err = fmt.Errorf("%d wait, want %d", len(h.Queue), n)
+			}
+			return err
+		})
+		return h.Queue
+	}
+	first := acquiring(t.Context(), locker(t, holdfast.Options{TTL: ttl, Label: "first"}, server.Addr()), "k")
+	queued(1)
+	second := acquiring(t.Context(), locker(t, holdfast.Options{TTL: minTTL, Label: "second"}, server.Addr()), "k")
+	queued(2)
+	time.Sleep(ttl + minTTL)
+	if q := queued(2); q[0].Label != "first" {
+		t.Errorf("after more than its ttl the first waiter is behind %q", q[0].Label)
+	}
+	if err := lease.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	one := await(t, first, ttl, "the first waiter")
+	if err := one.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	two := await(t, second, ttl, "the second waiter")
+	if two.Token() <= one.Token() {
+		t.Errorf("the second waiter, with token %v, came before the first, with %v", two.Token(), one.Token())
+	}
+	if err := two.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
 }
