@@ -139,8 +139,8 @@ func (c *claim) waitAt(ctx context.Context, a attempt, q queue, keep <-chan time
 	defer cancel()
 	// The look comes when the watch stands: a server tells a watch that begins in the past of it
 	// only ten times a second.
-	key, options := c.watched(q)
-	events, err := c.s.watch(ctx, key, options...)
+	key, end := c.watched(q)
+	events, err := c.s.watch(ctx, key, end)
 	if err != nil {
 		return false, q
 	}
@@ -152,7 +152,7 @@ func (c *claim) waitAt(ctx context.Context, a attempt, q queue, keep <-chan time
 		c.s.note(c.path, false)
 		return false, now
 	}
-	if other, _ := c.watched(now); other != key || now.far() != q.far() {
+	if other, all := c.watched(now); other != key || all != "" && end == "" { // the watch misses what counts
 		return true, now
 	}
 	return c.waitHere(ctx, a, now, events, keep)
@@ -216,16 +216,17 @@ func (q queue) far() bool { return len(q.ahead) > 2 && !q.free() }
 
 // watched is what a claim watches at its place. The first one watches the lock; the two behind
 // it, who come where it does not, all that happens; and the others the one before them, so that a
-// hand-over concerns few.
-func (c *claim) watched(q queue) (key string, options []clientv3.OpOption) {
+// hand-over concerns few. end is that of a range, and empty where it is one key, of which only the
+// end counts.
+func (c *claim) watched(q queue) (key, end string) {
 	switch n := len(q.ahead); {
 	case n == 0:
-		return c.path, []clientv3.OpOption{clientv3.WithFilterPut()}
+		return c.path, ""
 	case q.far():
-		return q.ahead[n-1], []clientv3.OpOption{clientv3.WithFilterPut()}
+		return q.ahead[n-1], ""
 	}
-	_, end := waitRange(c.path)
-	return c.path, []clientv3.OpOption{clientv3.WithRange(string(end))}
+	_, after := waitRange(c.path)
+	return c.path, string(after)
 }
 
 // farLook is when a claim that has so many before it looks whether some have not come at
@@ -256,12 +257,18 @@ func (q *queue) follow(list []*clientv3.Event, lock, own string, was bool) (free
 
 // watch tells what happens to keys from the time on at which it returns. The channel is closed when
 // ctx is done, and when it cannot tell.
-func (s *Store) watch(ctx context.Context, key string, options ...clientv3.OpOption) (<-chan []*clientv3.Event, error) {
+func (s *Store) watch(ctx context.Context, key, end string) (<-chan []*clientv3.Event, error) {
+	options := []clientv3.OpOption{clientv3.WithCreatedNotify()}
+	if end != "" {
+		options = append(options, clientv3.WithRange(end))
+	} else {
+		options = append(options, clientv3.WithFilterPut())
+	}
 	events, created := make(chan []*clientv3.Event, 16), make(chan struct{})
 	go func() {
 		defer close(events)
 		// A member without a leader would stay silent.
-		for resp := range s.client.Watch(clientv3.WithRequireLeader(ctx), key, append(options, clientv3.WithCreatedNotify())...) {
+		for resp := range s.client.Watch(clientv3.WithRequireLeader(ctx), key, options...) {
 			switch {
 			case resp.Err() != nil:
 				return

@@ -112,3 +112,59 @@ func TestPlaceOutlivesShortWaits(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Those before a waiter give up, in any order: it learns of each, and comes at once when the key is
+// free, and not when their turns would have been over.
+func TestThoseBeforeGiveUp(t *testing.T) {
+	t.Parallel()
+	const turn = 200 * time.Millisecond // that the store leaves to a waiter
+	server := servertest.Etcd(t, module)
+	s := open(t, etcdstore.Options{}, server.Addr())
+	var locks []*holdfast.Locker
+	for range 5 {
+		locks = append(locks, locker(t, holdfast.Options{TTL: 10 * minTTL}, server.Addr()))
+	}
+	var gaps []time.Duration
+	for i := range kit.Count(5, 50) {
+		key := fmt.Sprint("k", i)
+		queued := func(n int) {
+			t.Helper()
+			servertest.Eventually(t, time.Minute, func() error {
+				h, err := s.Inspect(t.Context(), key)
+				if err == nil && h.Waiting != n {
+					err = fmt.Errorf("%d wait, want %d", h.Waiting, n)
+				}
+				return err
+			})
+		}
+		lease := kit.Acquire(t, locks[0], key)
+		var giveUp []context.CancelFunc
+		var last <-chan *holdfast.Lease
+		for n, l := range locks[1:] {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			giveUp = append(giveUp, cancel)
+			last = acquiring(ctx, l, key)
+			queued(n + 1)
+		}
+		// First the one right before the last, which leaves two before it, and then those.
+		for n, who := range []int{2, 0, 1} {
+			time.Sleep(turn / 2)
+			giveUp[who]()
+			queued(2 - n + 1)
+		}
+		time.Sleep(turn / 2)
+		began := time.Now()
+		if err := lease.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		next := await(t, last, 10*minTTL, "the last waiter")
+		gaps = append(gaps, time.Since(began))
+		if err := next.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if gap := kit.Median(gaps); gap > turn {
+		t.Errorf("the only waiter that is left comes %v after the release (median)", gap)
+	}
+}
