@@ -255,8 +255,8 @@ func (q *queue) follow(list []*clientv3.Event, lock, own string, was bool) (free
 	return free, true
 }
 
-// watch tells what happens to keys from the time on at which it returns. The channel is closed when
-// ctx is done, and when it cannot tell.
+// watch tells what happens to keys from the time on at which it returns, at the latest after
+// callLimit. The channel is closed when ctx is done, and when it cannot tell.
 func (s *Store) watch(ctx context.Context, key, end string) (<-chan []*clientv3.Event, error) {
 	options := []clientv3.OpOption{clientv3.WithCreatedNotify()}
 	if end != "" {
@@ -283,11 +283,15 @@ func (s *Store) watch(ctx context.Context, key, end string) (<-chan []*clientv3.
 			}
 		}
 	}()
+	silent := time.NewTimer(callLimit) // the client waits for a server that is cut off
+	defer silent.Stop()
 	select {
 	case <-created:
 		return events, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
+	case <-silent.C:
+		return nil, errNoWatch
 	case <-events: // closed: it cannot tell
 		return nil, errNoWatch
 	}

@@ -4,8 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/conformance/internal/kit"
@@ -166,5 +170,59 @@ func TestThoseBeforeGiveUp(t *testing.T) {
 	}
 	if gap := kit.Median(gaps); gap > turn {
 		t.Errorf("the only waiter that is left comes %v after the release (median)", gap)
+	}
+}
+
+// One of two ways to the server falls silent, and the client does not notice. A waiter whose watch
+// goes that way asks again long before the holder's ttl is over.
+func TestWatchWithoutAnswer(t *testing.T) {
+	t.Parallel()
+	server := servertest.Etcd(t, module)
+	const ttl = 2 * time.Minute
+	holder := locker(t, holdfast.Options{TTL: ttl}, server.Addr())
+	var wg sync.WaitGroup
+	var holes atomic.Int64
+	for i := range 8 { // a watch goes either way
+		key := fmt.Sprint("k", i)
+		lease := kit.Acquire(t, holder, key)
+		p, q := servertest.NewProxy(t, server.Addr()), servertest.NewProxy(t, server.Addr())
+		cfg := config(p.Addr(), q.Addr())
+		cfg.DialKeepAliveTime, cfg.DialKeepAliveTimeout = 0, 0
+		c, err := clientv3.New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		s := warm(t, openCold(t, c, etcdstore.Options{}))
+		claim := s.Claim(key, store.ClaimOptions{TTL: ttl, Wait: true})
+		_, err = claim.Try(t.Context())
+		var held *store.HeldError
+		if !errors.As(err, &held) {
+			t.Fatalf("Try of a held key: %v", err)
+		}
+		p.BlackHole()
+		wg.Go(func() {
+			woken := make(chan error, 1)
+			go func() { woken <- claim.(store.Waiter).Wait(t.Context(), held) }()
+			time.Sleep(minTTL)
+			if err := lease.Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+			select {
+			case err := <-woken:
+				if err != nil {
+					t.Errorf("Wait: %v", err)
+				}
+			case <-time.After(ttl / 4):
+				t.Errorf("Wait has not returned %v after the release; the holder's ttl was %v", ttl/4, ttl)
+			}
+			holes.Add(p.Counts().BlackHoled)
+			p.Reset()
+			p.Heal()
+		})
+	}
+	wg.Wait()
+	if holes.Load() == 0 {
+		t.Error("nothing was sent into the hole: the test shows nothing")
 	}
 }
