@@ -27,7 +27,7 @@ type claim struct {
 	cancel   context.CancelFunc // ends the call that runs; Release calls it
 	released bool               // Release was called: nothing is taken any more
 	done     bool               // Release has succeeded
-	unsure   bool               // an earlier Release had no answer
+	unsure   bool               // an earlier Release had no answer, and the reaper may have ended the attempt since
 	lost     bool               // the grant is gone
 	why      error              // of the loss, where it is not the key that has gone
 	attempt  attempt
@@ -465,10 +465,17 @@ func (c *claim) Release(ctx context.Context) error {
 		c.cancel()
 	}
 	c.mu.Unlock()
-	if err := ctx.Err(); err != nil { // on a session its time ends all the same
-		return uncertain(err)
+	err := ctx.Err()
+	if err == nil {
+		err = c.take(ctx)
 	}
-	if err := c.take(ctx); err != nil {
+	if err != nil {
+		if a, _ := c.state(); a.session == nil { // on a session its time ends all the same
+			c.leave()
+		}
+		if !errors.Is(err, store.ErrUncertain) {
+			err = uncertain(err)
+		}
 		return err
 	}
 	lost, err := race(ctx, c.release, c.end)
@@ -478,11 +485,16 @@ func (c *claim) Release(ctx context.Context) error {
 	return cmp.Or(err, lost)
 }
 
-// leave lets the reaper go on with a Release that had no answer.
+// leave lets the reaper go on with a Release that had no answer, or did not get to ask. A call that
+// still runs takes nothing after it: its context is done, and its lease ends.
 func (c *claim) leave() {
-	a, _ := c.state()
-	c.change(func() { c.left = true })
-	c.clearLater(a)
+	c.mu.Lock()
+	a, idle := c.attempt, c.done || c.attempt.lease == 0
+	c.left, c.unsure = true, c.unsure || !idle
+	c.mu.Unlock()
+	if !idle {
+		c.clearLater(a)
+	}
 }
 
 // clearLater lets the reaper end an attempt.
@@ -497,7 +509,6 @@ func (c *claim) clearLater(a attempt) {
 func (c *claim) release(ctx context.Context) (lost, err error) {
 	c.mu.Lock()
 	a, idle, unsure, gone := c.attempt, c.done || c.attempt.lease == 0, c.unsure, c.lost
-	c.unsure = c.unsure || !idle
 	c.mu.Unlock()
 	switch {
 	case idle:
@@ -511,9 +522,6 @@ func (c *claim) release(ctx context.Context) (lost, err error) {
 	}
 	had, err := c.giveBack(ctx, a)
 	if err != nil {
-		if errors.Is(err, store.ErrUnavailable) { // nothing was sent
-			c.change(func() { c.unsure = unsure })
-		}
 		if !errors.Is(err, store.ErrUncertain) {
 			err = uncertain(err)
 		}

@@ -226,3 +226,51 @@ func TestWatchWithoutAnswer(t *testing.T) {
 		t.Error("nothing was sent into the hole: the test shows nothing")
 	}
 }
+
+// Release gives up before an extension, which has no answer, has ended: what it could not do is
+// still done once the server is back, and not left to the ttl.
+func TestReleaseBehindAnExtension(t *testing.T) {
+	t.Parallel()
+	server := servertest.Etcd(t, module)
+	direct := connect(t, server.Addr())
+	for name, limit := range map[string]time.Duration{"gives up": 200 * time.Millisecond, "is given no time": 0} {
+		t.Run(name, func(t *testing.T) {
+			const ttl = time.Minute
+			p := servertest.NewProxy(t, server.Addr())
+			prefix := "/" + name + "/"
+			s := open(t, etcdstore.Options{Prefix: prefix}, p.Addr())
+			c := s.Claim("k", store.ClaimOptions{TTL: ttl})
+			if _, err := c.Try(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			p.BlackHole()
+			extended := make(chan store.Result, 1)
+			go func() { extended <- s.ExtendMany(context.Background(), []store.Claim{c})[0] }()
+			servertest.Eventually(t, time.Minute, func() error {
+				if p.Counts().BlackHoled == 0 {
+					return errors.New("the extension was not sent")
+				}
+				return nil
+			})
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			defer cancel()
+			if err := c.Release(ctx); !errors.Is(err, store.ErrUncertain) {
+				t.Errorf("Release without an answer: %v, want ErrUncertain", err)
+			}
+			p.Reset()
+			p.Heal()
+			if r := <-extended; r.Err == nil {
+				t.Error("the extension was answered: the test shows nothing")
+			}
+			servertest.Eventually(t, ttl/3, func() error {
+				if n := keys(t, direct, prefix); n > 0 {
+					return fmt.Errorf("%d keys are left of a claim that was released", n)
+				}
+				return nil
+			})
+			if err := c.Release(t.Context()); err != nil {
+				t.Errorf("Release once more: %v, want nil", err)
+			}
+		})
+	}
+}
