@@ -41,7 +41,8 @@ const (
 // that was never restored.
 type Options struct {
 	// Prefix of all keys, with the separator at its end; DefaultPrefix where it is empty.
-	// Programs that shall exclude each other have the same one.
+	// Programs that shall exclude each other have the same one. It is that of the cluster's keys:
+	// a namespace of the client (package namespace of clientv3) does not count.
 	Prefix string
 
 	// Epoch stands before the revision in fencing tokens (token = Epoch<<48 | revision). All
@@ -68,12 +69,12 @@ type Options struct {
 // implements [store.BatchExtender], [store.Adopter], [store.Inspector] and [store.Prompt], and its
 // claims implement [store.Waiter] and [store.Witness].
 type Store struct {
-	client *clientv3.Client
 	kv     pb.KVClient
-	lease  pb.LeaseClient // repeats a request that had no answer
-	once   pb.LeaseClient // does not
-	locks  string         // prefix of the locks' keys
-	voids  string         // prefix of the keys that keep late requests from taking a lock
+	lease  pb.LeaseClient   // repeats a request that had no answer
+	once   pb.LeaseClient   // does not
+	events clientv3.Watcher // as kv, and unlike the client's own, knows no namespace
+	locks  string           // prefix of the locks' keys
+	voids  string           // prefix of the keys that keep late requests from taking a lock
 	epoch  int64
 	info   store.Info
 
@@ -118,10 +119,10 @@ func New(client *clientv3.Client, o Options) (*Store, error) {
 		cluster = strings.Join(slices.Compact(endpoints), ",")
 	}
 	s := &Store{
-		client: client,
 		kv:     clientv3.RetryKVClient(client),
 		lease:  clientv3.RetryLeaseClient(client),
 		once:   pb.NewLeaseClient(client.ActiveConnection()),
+		events: clientv3.NewWatcher(client),
 		locks:  prefix + "lock/",
 		voids:  prefix + "void/",
 		epoch:  int64(o.Epoch),
@@ -177,7 +178,8 @@ func (s *Store) Claim(key string, o store.ClaimOptions) store.Claim {
 //	client.Txn(ctx).If(s.Holds(key, lease.Token())).Then(clientv3.OpPut(...)).Commit()
 //
 // Unlike [Guard] it refuses as soon as the lease has ended, also where nobody has followed. It
-// always refuses a lease that was adopted from a store with Options.Session.
+// always refuses a lease that was adopted from a store with Options.Session. The client of the
+// transaction has no namespace.
 func (s *Store) Holds(key string, t fence.Token) clientv3.Cmp {
 	return clientv3.Compare(clientv3.ModRevision(s.path(key)), "=", int64(t)&(1<<epochShift-1))
 }

@@ -268,7 +268,7 @@ func (s *Store) watch(ctx context.Context, key, end string) (<-chan []*clientv3.
 	go func() {
 		defer close(events)
 		// A member without a leader would stay silent.
-		for resp := range s.client.Watch(clientv3.WithRequireLeader(ctx), key, options...) {
+		for resp := range s.events.Watch(clientv3.WithRequireLeader(ctx), key, options...) {
 			switch {
 			case resp.Err() != nil:
 				return

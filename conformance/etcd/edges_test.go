@@ -10,6 +10,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/namespace"
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/conformance/internal/kit"
@@ -272,5 +273,38 @@ func TestReleaseBehindAnExtension(t *testing.T) {
 				t.Errorf("Release once more: %v, want nil", err)
 			}
 		})
+	}
+}
+
+// The program's own client has a namespace. The store's keys and the changes that it watches are
+// the same ones, so that a waiter is woken.
+func TestClientWithNamespace(t *testing.T) {
+	t.Parallel()
+	server := servertest.Etcd(t, module)
+	within := func() *etcdstore.Store {
+		c := connect(t, server.Addr())
+		c.KV = namespace.NewKV(c.KV, "app/")
+		c.Watcher = namespace.NewWatcher(c.Watcher, "app/")
+		c.Lease = namespace.NewLease(c.Lease, "app/")
+		return warm(t, openCold(t, c, etcdstore.Options{}))
+	}
+	s := within()
+	o := holdfast.Options{TTL: 20 * minTTL}
+	lease := kit.Acquire(t, kit.Locker(t, s, o), "k")
+	waiting := acquiring(t.Context(), kit.Locker(t, within(), o), "k")
+	servertest.Eventually(t, time.Minute, func() error {
+		h, err := s.Inspect(t.Context(), "k")
+		if err == nil && h.Waiting == 0 {
+			err = errors.New("nobody waits")
+		}
+		return err
+	})
+	time.Sleep(minTTL / 2) // it watches
+	if err := lease.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	next := await(t, waiting, 5*minTTL, "the waiter, whose client has a namespace")
+	if err := next.Release(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
