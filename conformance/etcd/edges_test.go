@@ -15,6 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/conformance/internal/kit"
 	"github.com/holdfast-go/holdfast/etcdstore"
+	"github.com/holdfast-go/holdfast/fence"
 	"github.com/holdfast-go/holdfast/servertest"
 	"github.com/holdfast-go/holdfast/store"
 )
@@ -305,6 +306,29 @@ func TestClientWithNamespace(t *testing.T) {
 	}
 	next := await(t, waiting, 5*minTTL, "the waiter, whose client has a namespace")
 	if err := next.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// Holds answers no for what is no token, also while the key is free.
+func TestHoldsNothing(t *testing.T) {
+	t.Parallel()
+	server := servertest.Etcd(t, module)
+	direct := connect(t, server.Addr())
+	s := open(t, etcdstore.Options{}, server.Addr())
+	lease := kit.Acquire(t, kit.Locker(t, s, holdfast.Options{TTL: minTTL}), "held")
+	for _, key := range []string{"free", "held"} {
+		for _, token := range []fence.Token{0, 1 << 48, -1, -1 << 48, -1 << 63} {
+			resp, err := direct.Txn(t.Context()).If(s.Holds(key, token)).Commit()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if resp.Succeeded {
+				t.Errorf("Holds of a key that is %s holds for token %d", key, token)
+			}
+		}
+	}
+	if err := lease.Release(t.Context()); err != nil {
 		t.Error(err)
 	}
 }
