@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/holdfast-go/holdfast/fence"
 	"github.com/holdfast-go/holdfast/store"
@@ -48,6 +50,11 @@ func (g *Guard) Claim(ctx context.Context, resource string, t fence.Token) error
 func (g *Guard) Write(ctx context.Context, resource string, t fence.Token, writes ...clientv3.Op) error {
 	if err := checkArgs(ctx, resource, t); err != nil {
 		return err
+	}
+	for i, w := range writes {
+		if !w.IsPut() && !w.IsDelete() && !w.IsTxn() {
+			return &fence.InvalidError{Field: "writes", Value: fmt.Sprint("number ", i), Rule: "must be a put, a delete or a transaction"}
+		}
 	}
 	path, mark := g.path(resource), padded(t)
 	// The comparison is the negated one: it does not hold for a mark that is missing.
@@ -115,6 +122,13 @@ func seenIn(resource string, value []byte) (fence.Token, error) {
 	return t, nil
 }
 
+// tooLarge reports whether the client has refused to send a request for its size.
+func tooLarge(err error) bool {
+	var s interface{ GRPCStatus() *status.Status }
+	return errors.As(err, &s) && s.GRPCStatus().Code() == codes.ResourceExhausted &&
+		strings.Contains(s.GRPCStatus().Message(), "trying to send message larger than max")
+}
+
 // guardError gives an error of the client its meaning to the user of a guard. unknown is the kind
 // of those after which the request may have arrived.
 func guardError(resource string, err, unknown error) error {
@@ -125,7 +139,11 @@ func guardError(resource string, err, unknown error) error {
 	var invalid *fence.InvalidError
 	var refusal rpctypes.EtcdError
 	switch {
-	case errors.As(err, &invalid), errors.As(err, &refusal) && refusal.Code() == codes.InvalidArgument:
+	case errors.As(err, &invalid), errors.As(err, &refusal) && refusal.Code() == codes.InvalidArgument,
+		err == errNoLease, tooLarge(err):
+		if errors.As(err, &f) && f.kind == store.ErrUncertain { // it is certain
+			err = f.cause
+		}
 		return &fence.Error{Kind: fence.ErrInvalid, Resource: resource, Err: err}
 	case errors.Is(err, store.ErrUnavailable):
 		return &fence.Error{Kind: fence.ErrUnavailable, Resource: resource, Err: err}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -330,5 +331,34 @@ func TestHoldsNothing(t *testing.T) {
 	}
 	if err := lease.Release(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// A write that cannot succeed says so, and not that it may have been made.
+func TestGuardedWriteThatNeverSucceeds(t *testing.T) {
+	t.Parallel()
+	server := servertest.Etcd(t, module)
+	c := connect(t, server.Addr())
+	g := newGuard(t, c)
+	many := make([]clientv3.Op, 200)
+	for i := range many {
+		many[i] = clientv3.OpPut(fmt.Sprint("data", i), "a")
+	}
+	for name, writes := range map[string][]clientv3.Op{
+		"larger than the server takes":       {clientv3.OpPut("data", strings.Repeat("x", 1700<<10))},
+		"larger than the client sends":       {clientv3.OpPut("data", strings.Repeat("x", 3<<20))},
+		"of more keys than the server takes": many,
+		"on a lease that has ended":          {clientv3.OpPut("data", "a", clientv3.WithLease(12345))},
+		"of an empty key":                    {clientv3.OpPut("", "a")},
+		"that is none":                       {{}},
+		"of the mark itself":                 {clientv3.OpDelete(etcdstore.DefaultPrefix, clientv3.WithPrefix())},
+	} {
+		err := g.Write(t.Context(), "r", 5, writes...)
+		if !errors.Is(err, fence.ErrInvalid) || errors.Is(err, fence.ErrUncertain) || errors.Is(err, store.ErrUncertain) {
+			t.Errorf("a write %s answers %v, want ErrInvalid alone", name, err)
+		}
+	}
+	if err := g.Check(t.Context(), "r", 5); !errors.Is(err, fence.ErrNoResource) {
+		t.Errorf("after writes that failed Check answers %v, want ErrNoResource", err)
 	}
 }
