@@ -5,6 +5,7 @@ import (
 	"errors"
 	"iter"
 	"strings"
+	"sync"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -48,8 +49,13 @@ func (s *Store) inspect(ctx context.Context, key string) (store.Holder, error) {
 	return h, nil
 }
 
-// pageSize bounds what [Store.List] reads at once.
-const pageSize = 256
+const (
+	// pageSize bounds what [Store.List] reads at once.
+	pageSize = 256
+	// maxLooks is how many leases it asks for at once: a server that is far away answers
+	// for a page well within the limit of a call.
+	maxLooks = 32
+)
 
 // List answers the holders of all keys that begin with prefix, in no order, without those who wait.
 // It reads all locks of the store: their names are hashed. See [store.Inspector].
@@ -89,21 +95,36 @@ func (s *Store) page(ctx context.Context, from, prefix string) (p page, err erro
 	if err != nil {
 		return p, err
 	}
+	var entries []*entry
 	for _, kv := range resp.Kvs {
 		e := newEntry(kv)
 		if strings.Contains(string(kv.Key[len(s.locks):]), "/") || e.foreign || !strings.HasPrefix(e.Key, prefix) {
 			continue // who waits, and what is foreign and has a hash for a name
 		}
-		left, err := s.left(ctx, e)
-		if err != nil {
-			return p, err
-		}
-		p.holders = append(p.holders, e.holder(e.Key, left))
+		entries = append(entries, e)
 	}
 	if resp.More {
 		p.next = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
 	}
-	return p, nil
+	p.holders, err = s.holders(ctx, entries)
+	return p, err
+}
+
+// holders asks for the leases of the entries.
+func (s *Store) holders(ctx context.Context, entries []*entry) ([]store.Holder, error) {
+	holders, errs := make([]store.Holder, len(entries)), make([]error, len(entries))
+	free := make(chan struct{}, maxLooks)
+	var wg sync.WaitGroup
+	for i, e := range entries {
+		free <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-free }()
+			left, err := s.left(ctx, e)
+			holders[i], errs[i] = e.holder(e.Key, left), err
+		})
+	}
+	wg.Wait()
+	return holders, errors.Join(errs...)
 }
 
 // after is the end of the range of all keys with that prefix, whose last byte is a slash.

@@ -362,3 +362,45 @@ func TestGuardedWriteThatNeverSucceeds(t *testing.T) {
 		t.Errorf("after writes that failed Check answers %v, want ErrNoResource", err)
 	}
 }
+
+// A server that is far away: to list many locks takes few of its answers one after another.
+func TestListFarAway(t *testing.T) {
+	t.Parallel()
+	server := servertest.Etcd(t, module)
+	p := servertest.NewProxy(t, server.Addr())
+	near, far := open(t, etcdstore.Options{}, server.Addr()), open(t, etcdstore.Options{}, p.Addr())
+	const n = 300
+	claims := make([]store.Claim, n)
+	var wg sync.WaitGroup
+	for w := range 10 {
+		wg.Go(func() {
+			for i := w; i < n; i += 10 {
+				claims[i] = near.Claim(fmt.Sprint("k", i), store.ClaimOptions{TTL: time.Minute})
+				if _, err := claims[i].Try(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	p.Delay(30 * time.Millisecond)
+	listed := 0
+	for h, err := range far.List(t.Context(), "k") {
+		if err != nil {
+			t.Fatalf("List, after %d holders: %v", listed, err)
+		}
+		if h.TTL <= 0 || h.TTL > time.Minute {
+			t.Errorf("%s is held for %v more", h.Key, h.TTL)
+		}
+		listed++
+	}
+	if listed != n {
+		t.Errorf("List answers %d holders, want %d", listed, n)
+	}
+	p.Heal()
+	for _, c := range claims {
+		if err := c.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
