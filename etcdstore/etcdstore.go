@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -112,6 +113,9 @@ func New(client *clientv3.Client, o Options) (*Store, error) {
 	if o.Session != 0 && (o.Session < minTTL || o.Session > maxTTL) {
 		return nil, &store.InvalidError{Field: "Session", Value: o.Session.String(), Rule: fmt.Sprintf("must be zero or from %v to %v", minTTL, maxTTL)}
 	}
+	if !utf8.ValidString(o.Cluster) { // tickets would not come back as they were
+		return nil, &store.InvalidError{Field: "Cluster", Value: o.Cluster, Rule: "must be UTF-8"}
+	}
 	cluster := o.Cluster
 	if cluster == "" {
 		endpoints := client.Endpoints()
@@ -155,8 +159,8 @@ func checkTarget(client *clientv3.Client, prefix string) (string, error) {
 	if prefix == "" {
 		prefix = DefaultPrefix
 	}
-	if len(prefix) > 256 || strings.IndexByte(prefix, 0) >= 0 {
-		return "", &store.InvalidError{Field: "Prefix", Value: prefix, Rule: "must have at most 256 bytes and no NUL"}
+	if len(prefix) > 256 || strings.IndexByte(prefix, 0) >= 0 || !utf8.ValidString(prefix) {
+		return "", &store.InvalidError{Field: "Prefix", Value: prefix, Rule: "must have at most 256 bytes of UTF-8 without NUL"}
 	}
 	return prefix, nil
 }

@@ -404,3 +404,34 @@ func TestListFarAway(t *testing.T) {
 		}
 	}
 }
+
+// A ticket is good whatever the prefix.
+func TestTicketOfOddPrefix(t *testing.T) {
+	t.Parallel()
+	server := servertest.Etcd(t, module)
+	for _, prefix := range []string{"ü\n\x01 ", "\"<&", "\xff/"} {
+		c := connect(t, server.Addr())
+		s, err := etcdstore.New(c, etcdstore.Options{Prefix: prefix})
+		if errors.Is(err, store.ErrInvalid) {
+			t.Logf("prefix %q: %v", prefix, err)
+			continue
+		}
+		warm(t, s)
+		claim := s.Claim("k", store.ClaimOptions{TTL: time.Minute})
+		if _, err := claim.Try(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		ticket, err := s.Ticket(claim)
+		if err != nil {
+			t.Fatal(err)
+		}
+		adopted, _, err := s.Adopt(t.Context(), ticket)
+		if err != nil {
+			t.Errorf("prefix %q: Adopt of the store's own ticket: %v", prefix, err)
+			continue
+		}
+		if err := adopted.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
