@@ -23,8 +23,8 @@
 //	s, err := sqlstore.New(db, sqlstore.Options{Dialect: sqlstore.PostgreSQL, Database: "db.example/app"})
 //
 // Leases end by the clock of the server, which PostgreSQL reads anew where a statement has waited,
-// and MySQL when the statement begins. When somebody sets it forward, leases end early while their holders still trust them; back, they
-// last longer. Clients' clocks are never compared with it.
+// and MySQL when the statement begins. When somebody sets it forward, leases end early while their
+// holders still trust them; back, they last longer. Clients' clocks are never compared with it.
 //
 // Every step is one statement that commits by itself and leaves nothing in its session. So the
 // store works through a pooler that gives each transaction another connection, such as PgBouncer;
@@ -221,7 +221,7 @@ func New(db *sql.DB, o Options) (*Store, error) {
 }
 
 func newSQLiteStore(db *sql.DB, path string, lc leaseClock) *Store {
-	s := newStore(&sqlite{db: db, clock: lc}, lc, "sqlite", path)
+	s := newStore(&sqlite{db: db, path: path, clock: lc}, lc, "sqlite", path)
 	if lc.wall {
 		s.info.Name = "sqlite-wallclock"
 	}

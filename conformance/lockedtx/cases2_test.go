@@ -300,7 +300,7 @@ func TestKeysOfOneRow(t *testing.T) {
 		db := d.open("", "")
 		ctx := kit.Context(t, time.Minute)
 		o := d.options(d.levels[0])
-		o.LockWait = 500 * time.Millisecond
+		o.LockWait = 2 * time.Second
 		var met, wg sync.WaitGroup
 		met.Add(2)
 		for _, order := range [][2]string{{"a", bytes}, {text, "a"}} {
