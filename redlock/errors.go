@@ -156,8 +156,10 @@ func permanent(node, key string, err error) error {
 	}
 	text := oneLine(reply.Error())
 	switch reply.Code() {
-	case "NOAUTH", "WRONGPASS":
-		return refuse(node, "refuses the credentials: "+text)
+	case "NOAUTH":
+		return refuse(node, "wants a password, and the client gives none: "+text)
+	case "WRONGPASS":
+		return refuse(node, "refuses the credentials; give the client the server's password, and its user where there is one: "+text)
 	case "NOPERM":
 		return refuseRights(node, text)
 	case "DENIED":
@@ -179,7 +181,7 @@ func permanent(node, key string, err error) error {
 		case strings.Contains(text, "DB index is out of range"):
 			return refuse(node, "has no database of that number; choose one below its option databases, or 0")
 		case strings.Contains(text, "AUTH") && strings.Contains(text, "without any password configured"):
-			return refuse(node, "refuses the credentials: "+text)
+			return refuse(node, "refuses the credentials; it has no password, so give the client none: "+text)
 		}
 	}
 	return err

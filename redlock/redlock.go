@@ -100,7 +100,7 @@ func New(o Options, nodes ...Node) (*Store, error) {
 		return nil, err
 	}
 	if len(nodes) == 0 {
-		return nil, &store.InvalidError{Field: "nodes", Value: "none", Rule: "at least one node is needed"}
+		return nil, &store.InvalidError{Field: "nodes", Rule: "there are none, at least one is needed"}
 	}
 	s := &Store{opts: o, began: time.Now(), q: quorumOf(len(nodes)), scripts: newScripts(), clock: storeClock(), met: make(chan struct{})}
 	s.inbox = inbox{s: s, name: newInbox(), claims: map[string]*claim{}}

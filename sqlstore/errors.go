@@ -9,7 +9,7 @@ import (
 )
 
 // fault is an error of the database: what it means to the caller, in words that name no
-// path, and what the driver said.
+// path but the one that the options name, and what the driver said.
 type fault struct {
 	kind  error // store.ErrUnavailable, store.ErrUncertain or a *store.InvalidError
 	text  string
@@ -44,6 +44,9 @@ const lockedText = "the database is locked by another connection"
 
 // classify gives an error of the driver its meaning, where nothing has been committed.
 func classify(err error) error {
+	if rule := sqlerr.Entry(err, sqlerr.NoServer); rule != "" {
+		return badDatabase(rule, err)
+	}
 	if sqlerr.SQLiteBusyNow(err) {
 		return unavailable(lockedText, err)
 	}

@@ -151,7 +151,7 @@ func lockedError(ctx context.Context, db *sql.DB, err error) error {
 	case errors.Is(err, fence.ErrUncertain):
 		return &fault{store.ErrUncertain, text, err}
 	case errors.Is(err, fence.ErrBusy):
-		return &fault{store.ErrHeld, text, err}
+		return &fault{store.ErrHeld, strings.TrimPrefix(text, store.ErrHeld.Error()+": "), err} // which an inner Locked has said
 	case errors.Is(err, fence.ErrUnavailable) && readOnly(err):
 		return errStandby(err)
 	case errors.Is(err, fence.ErrUnavailable):

@@ -73,6 +73,7 @@ func TestLockedError(t *testing.T) {
 		text string
 	}{
 		{t.Context(), &fence.Error{Kind: fence.ErrBusy, Resource: "k", Err: cause}, store.ErrHeld, "held by another: of the database"},
+		{t.Context(), &fence.Error{Kind: fence.ErrBusy, Err: &fnError{&fault{store.ErrHeld, "of an inner one", cause}}}, store.ErrHeld, "held by another: of an inner one"},
 		{t.Context(), &fence.Error{Kind: fence.ErrUncertain, Err: cause}, store.ErrUncertain, "outcome uncertain: the store may have acted: of the database"},
 		{done, &fence.Error{Kind: fence.ErrUncertain, Err: fmt.Errorf("%w: %w", context.Canceled, cause)}, store.ErrUncertain, "outcome uncertain: the store may have acted: context canceled: of the database"},
 		{t.Context(), &fence.Error{Kind: fence.ErrUnavailable, Err: cause}, store.ErrUnavailable, "store unavailable: of the database"},

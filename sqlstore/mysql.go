@@ -32,7 +32,8 @@ const (
 			WHERE table_schema = DATABASE() AND table_name = 'holdfast_leases'), X''), (SELECT COUNT(*) FROM holdfast_leases WHERE 0)`
 )
 
-func (mysql) name() string { return "mysql" }
+func (mysql) name() string   { return "mysql" }
+func (mysql) server() string { return sqlerr.MySQLServer }
 
 // schema: texts are bytes, which no collation makes equal.
 func (mysql) schema() []string {
@@ -193,8 +194,8 @@ func (mysql) fault(err error) sqlerr.Kind { return sqlerr.MySQL(err) }
 
 func (mysql) advice(err error) string {
 	switch sqlerr.MySQLNumber(err) {
-	case 1142, 1143, 1044:
-		return "must let this user read and update the tables holdfast_leases and holdfast_meta; another user may make them by EnsureSchema"
+	case 1142, 1143:
+		return "must let this user SELECT, INSERT and UPDATE in the tables holdfast_leases and holdfast_meta; another user may make them by EnsureSchema"
 	}
 	return ""
 }

@@ -66,7 +66,8 @@ const (
 		WHERE NOT EXISTS (SELECT 1 FROM holdfast_leases WHERE false)`
 )
 
-func (postgres) name() string { return "postgresql" }
+func (postgres) name() string   { return "postgresql" }
+func (postgres) server() string { return sqlerr.PostgreSQLServer }
 
 // schema leaves room in each page, so that an update need not touch the index.
 func (postgres) schema() []string {
@@ -251,7 +252,7 @@ func (postgres) advice(err error) string {
 		}
 		return "is behind a pooler that mixes up prepared statements; with pgx set default_query_exec_mode=exec, with lib/pq binary_parameters=yes"
 	case "42501":
-		return "must let this role read and update the tables holdfast_leases and holdfast_meta; another role may make them by EnsureSchema"
+		return "must let this role SELECT, INSERT and UPDATE in the tables holdfast_leases and holdfast_meta; another role may make them by EnsureSchema"
 	}
 	return ""
 }

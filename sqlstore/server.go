@@ -1,6 +1,7 @@
 package sqlstore
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"database/sql/driver"
@@ -41,6 +42,7 @@ type server struct {
 // statements are the SQL of a server. Those that answer ok have found their row as it must be.
 type statements interface {
 	name() string
+	server() string // as package sqlerr calls it
 
 	// take gives key to owner if nobody has it, and never makes the row. seed makes it.
 	take(ctx context.Context, c handle, key, owner, label string, ttl time.Duration) (token int64, ok bool, err error)
@@ -118,23 +120,24 @@ func (e *server) busy(err error) bool {
 
 // meaning gives an error of the driver its meaning, where nothing was written.
 func (e *server) meaning(err error) error {
-	if advice := e.advice(err); advice != "" {
-		return badDatabase(advice+": "+oneLine(err), err)
+	text := oneLine(sqlerr.Plain(err))
+	if rule := cmp.Or(sqlerr.Entry(err, e.server()), e.advice(err)); rule != "" {
+		return badDatabase(rule+": "+text, err)
 	}
 	if readOnly(err) {
 		return errStandby(err)
 	}
 	switch e.fault(err) {
 	case sqlerr.NoTable:
-		return badDatabase("must exist and have the tables, which EnsureSchema makes: "+oneLine(err), err)
+		return badDatabase("must exist and have the tables, which EnsureSchema makes: "+text, err)
 	case sqlerr.NoColumn:
-		return badDatabase("must have the tables of this program: "+oneLine(err), err)
+		return badDatabase("must have the tables of this program: "+text, err)
 	case sqlerr.OutOfRange:
 		return errTokensUsedUp(err)
 	case sqlerr.Refused, sqlerr.BadValue:
-		return badDatabase("refused: "+oneLine(err), err)
+		return badDatabase("refused: "+text, err)
 	}
-	return unavailable(oneLine(err), err)
+	return unavailable(text, err)
 }
 
 // run runs one statement that reads, and again while the database is busy.

@@ -14,6 +14,7 @@ import (
 // sqlite is the engine of a file that the processes of one machine share.
 type sqlite struct {
 	db    *sql.DB
+	path  string // as the options name it
 	clock leaseClock
 
 	mu       sync.Mutex

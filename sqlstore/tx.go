@@ -10,6 +10,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/clock"
 	"github.com/holdfast-go/holdfast/internal/sqlerr"
+	"github.com/holdfast-go/holdfast/store"
 )
 
 // tx is a running BEGIN IMMEDIATE transaction: nobody else writes until it ends.
@@ -39,7 +40,17 @@ func (e *sqlite) write(ctx context.Context, fn func(*tx) error) error {
 }
 
 func (e *sqlite) retry(ctx context.Context, f func() error) error {
-	return retry(ctx, attempts{sqlerr.SQLiteBusyNow, lockedText, classify, e.db}, f)
+	return retry(ctx, attempts{sqlerr.SQLiteBusyNow, lockedText, e.meaning, e.db}, f)
+}
+
+// meaning is that of classify, which names the file that is refused.
+func (e *sqlite) meaning(err error) error {
+	err = classify(err)
+	var refused *store.InvalidError
+	if errors.As(err, &refused) { // classify has just made it
+		refused.Value = e.path
+	}
+	return err
 }
 
 func (e *sqlite) writeOnce(ctx context.Context, fn func(*tx) error) error {

@@ -54,6 +54,10 @@ func (e *HeldError) Error() string {
 	switch {
 	case h.NoTTL:
 		b.WriteString(", without a ttl")
+	case h.Session && h.Broken:
+		b.WriteString(", free when its holder notices, or where that died, when its session ends")
+	case h.Session:
+		b.WriteString(" until it releases, or its session ends")
 	case h.TTL > 0 && h.Broken:
 		fmt.Fprintf(&b, ", free in at most %v", h.TTL.Round(time.Millisecond))
 	case h.TTL > 0:

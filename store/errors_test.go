@@ -57,6 +57,10 @@ func TestErrorTexts(t *testing.T) {
 			Holder: store.Holder{Owner: "abc", Foreign: true, NoTTL: true}},
 		`taken from its holder: "broken by host:1", free in at most 1.5s`: &store.HeldError{
 			Holder: store.Holder{Label: "broken by host:1", TTL: 1500 * time.Millisecond, Broken: true}},
+		`held by "host:1" until it releases, or its session ends, place 3 in the queue`: &store.HeldError{
+			Holder: store.Holder{Label: "host:1", TTL: 1500 * time.Millisecond, Session: true}, Place: 3},
+		`taken from its holder: "broken by host:1", free when its holder notices, or where that died, when its session ends`: &store.HeldError{
+			Holder: store.Holder{Label: "broken by host:1", TTL: 1500 * time.Millisecond, Session: true, Broken: true}},
 		`held by "a\nb"`:                       &store.HeldError{Holder: store.Holder{Label: "a\nb"}},
 		"lease lost: gone from the store":      &store.LostError{},
 		"lease lost: held by another":          &store.LostError{By: &store.HeldError{}},

@@ -188,6 +188,9 @@ type Holder struct {
 	// Broken: an operator has taken the key from its holder ([Inspector]). Nobody holds it, and
 	// nobody gets it before TTL is over; Label says who broke it.
 	Broken bool
+	// Session: the key is free when the holder's session ends, and not by itself when TTL is over:
+	// that of a holder that has died ends later.
+	Session bool
 	// Held is how long the key has been held, as far as the store knows: it may be the time since
 	// the holder began to wait. Zero where unknown.
 	Held time.Duration

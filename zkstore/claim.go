@@ -570,7 +570,7 @@ func (c *claim) refused(l *life, list []member, at int) error {
 // TTL is the most that can be left.
 func holder(key string, m member, data []byte, stat zk.Stat) store.Holder {
 	r := parseRecord(data)
-	h := store.Holder{Key: key, Owner: m.owner, Label: r.Label, Token: fence.Token(stat.Czxid), TTL: r.TTL, Held: since(stat.Ctime)}
+	h := store.Holder{Key: key, Owner: m.owner, Label: r.Label, Token: fence.Token(stat.Czxid), TTL: r.TTL, Session: true, Held: since(stat.Ctime)}
 	if r.Broken != "" {
 		h.Owner, h.Label, h.Broken, h.Token = brokenBy+m.owner, r.Broken, true, 0
 	}

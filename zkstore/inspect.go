@@ -19,8 +19,9 @@ const brokenBy = "broken:"
 // maxQueue bounds what Inspect tells of a queue.
 const maxQueue = 100
 
-// Inspect answers who holds key, and who waits for it. Holder.TTL is the most that can be left;
-// Held, which begins with the wait, and Waited go by the wall clocks of this machine and the
+// Inspect answers who holds key, and who waits for it. Holder.TTL is the most that can be left
+// where the holder's process lives; where that died, its session lasts for up to its timeout and a tick
+// of the servers. Held, which begins with the wait, and Waited go by the wall clocks of this machine and the
 // servers. See [store.Inspector].
 func (s *Store) Inspect(ctx context.Context, key string) (store.Holder, error) {
 	if err := store.CheckKey(key); err != nil {

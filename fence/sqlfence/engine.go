@@ -44,6 +44,7 @@ type engine interface {
 	inTx(ctx context.Context, h Handle) (bool, error)
 
 	fault(err error) sqlerr.Kind
+	server() string // as package sqlerr calls it
 	// bounds reports whether the server ends a wait for a lock after LockWait by itself.
 	bounds() bool
 }

@@ -31,7 +31,10 @@ func (g *Guard) meaning(resource string, err error) error {
 	if typed(err) {
 		return err
 	}
-	wrap := func(kind error) error { return &fence.Error{Kind: kind, Resource: resource, Err: err} }
+	wrap := func(kind error) error { return &fence.Error{Kind: kind, Resource: resource, Err: sqlerr.Plain(err)} }
+	if rule := sqlerr.Entry(err, g.e.server()); rule != "" {
+		return wrap(&fence.InvalidError{Field: "database", Rule: rule})
+	}
 	switch g.fault(err) {
 	case sqlerr.Retry:
 		return &fence.Error{Kind: fence.ErrBusy, Resource: resource,
@@ -46,7 +49,7 @@ func (g *Guard) meaning(resource string, err error) error {
 		return wrap(&fence.InvalidError{Field: "resource", Value: resource,
 			Rule: "does not fit the type of column " + g.l.idName + ", or the token that of column " + g.l.tokName})
 	case sqlerr.Refused:
-		return wrap(&fence.InvalidError{Field: "table", Value: g.l.table.given, Rule: "the database refuses it"})
+		return wrap(&fence.InvalidError{Field: "table", Value: g.l.table.given, Rule: "the database refuses a statement; look at its grants for this user, and at its triggers"})
 	}
 	if strings.Contains(err.Error(), "Scan error") {
 		return wrap(&fence.InvalidError{Field: "column", Value: g.l.tokName, Rule: "holds something that is no integer"})

@@ -161,6 +161,8 @@ func (m *mysql) inTx(ctx context.Context, h Handle) (bool, error) {
 	return !autocommit, err
 }
 
+func (m *mysql) server() string { return sqlerr.MySQLServer }
+
 func (m *mysql) fault(err error) sqlerr.Kind { return sqlerr.MySQL(err) }
 
 // bounds is true where whole seconds say the same.

@@ -155,5 +155,7 @@ func (p *postgres) inTx(ctx context.Context, h Handle) (bool, error) {
 	return false, err
 }
 
+func (p *postgres) server() string { return sqlerr.PostgreSQLServer }
+
 func (p *postgres) fault(err error) sqlerr.Kind { return sqlerr.PostgreSQL(err) }
 func (p *postgres) bounds() bool                { return true }

@@ -112,6 +112,8 @@ func (s *sqlite) inTx(ctx context.Context, h Handle) (bool, error) {
 	return false, err
 }
 
+func (s *sqlite) server() string { return sqlerr.NoServer }
+
 func (s *sqlite) fault(err error) sqlerr.Kind { return sqlerr.SQLite(err) }
 
 // bounds is false: the driver may have its own, longer wait.

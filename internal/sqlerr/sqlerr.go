@@ -41,8 +41,58 @@ func SQLState(err error) string {
 	return ""
 }
 
+// The servers, as people know them.
+const (
+	PostgreSQLServer = "PostgreSQL"
+	MySQLServer      = "MySQL or MariaDB"
+	NoServer         = "SQLite"
+)
+
+// Entry returns the rule that a database breaks which does not let the client in, or is another kind
+// of server than the one that is meant, and what to do; empty for other errors.
+func Entry(err error, server string) (rule string) {
+	state, number := SQLState(err), MySQLNumber(err)
+	switch {
+	case state != "" && server != PostgreSQLServer:
+		return "is " + PostgreSQLServer + " and not " + server + "; set the Dialect to what it is"
+	case number != 0 && server != MySQLServer:
+		return "is " + MySQLServer + " and not " + server + "; set the Dialect to what it is"
+	case state == "28P01", state == "28000", number == 1045, number == 1698, number == 1130:
+		return "refuses the user or its password; look at both, and whether the server lets that user in from here"
+	case state == "3D000", number == 1049:
+		return "does not exist on the server; create it, or name another one"
+	case number == 1044: // also for one that is missing, where the user may not see which there are
+		return "does not exist, or its user has no grants on it; create it, and grant SELECT, INSERT and UPDATE, with CREATE where its tables are yet to be made"
+	}
+	return ""
+}
+
+// Plain is an error that people see: where a server of PostgreSQL has answered, in its words alone,
+// since drivers put before them what all they have tried.
+func Plain(err error) error {
+	var said interface {
+		error
+		SQLState() string
+	}
+	if errors.As(err, &said) && said.SQLState() != "" {
+		return &plain{said.Error(), err}
+	}
+	return err
+}
+
+type plain struct {
+	text string
+	err  error
+}
+
+func (e *plain) Error() string { return e.text }
+func (e *plain) Unwrap() error { return e.err }
+
 // PostgreSQL returns the kind of an error of a PostgreSQL driver.
 func PostgreSQL(err error) Kind {
+	if MySQLNumber(err) != 0 {
+		return Refused
+	}
 	state := SQLState(err)
 	if len(state) != 5 {
 		return connection(err)
@@ -89,6 +139,9 @@ func MySQLNumber(err error) int {
 
 // MySQL returns the kind of an error of a driver for MySQL or MariaDB.
 func MySQL(err error) Kind {
+	if SQLState(err) != "" {
+		return Refused
+	}
 	switch n := MySQLNumber(err); n {
 	case 0:
 		return connection(err)
@@ -209,6 +262,9 @@ func SQLiteNoTable(err error) bool {
 
 // SQLite returns the kind of an error of a driver for SQLite.
 func SQLite(err error) Kind {
+	if SQLState(err) != "" || MySQLNumber(err) != 0 {
+		return Refused
+	}
 	code := sqliteExtended(err)
 	if code == sqliteBusySnapshot {
 		return Retry

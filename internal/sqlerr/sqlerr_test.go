@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"syscall"
 	"testing"
 )
@@ -102,6 +103,46 @@ func TestStatementTimeout(t *testing.T) {
 	for _, err := range []error{pg("57P01"), pg("55P03"), my(1205), modernError(9), text("what")} {
 		if StatementTimeout(err) {
 			t.Errorf("%v is one", err)
+		}
+	}
+}
+
+// A database that lets nobody in, or is another one than is meant, breaks a rule that says what to do.
+func TestEntry(t *testing.T) {
+	for _, c := range []struct {
+		err    error
+		server string
+		kind   func(error) Kind
+		says   string // empty: it is no such error
+	}{
+		{pg("28P01"), PostgreSQLServer, PostgreSQL, "user or its password"}, {my(1045), MySQLServer, MySQL, "user or its password"},
+		{my(1698), MySQLServer, MySQL, "user or its password"}, {my(1130), MySQLServer, MySQL, "lets that user in"},
+		{pg("3D000"), PostgreSQLServer, PostgreSQL, "create it"}, {my(1049), MySQLServer, nil, "create it"}, {my(1044), MySQLServer, MySQL, "grant SELECT"},
+		{pg("42703"), MySQLServer, MySQL, "is PostgreSQL and not MySQL or MariaDB; set the Dialect"},
+		{pg("42601"), NoServer, SQLite, "is PostgreSQL and not SQLite"}, {my(1064), NoServer, SQLite, "is MySQL or MariaDB and not SQLite"},
+		{my(1064), PostgreSQLServer, PostgreSQL, "is MySQL or MariaDB and not PostgreSQL"},
+		{pg("42703"), PostgreSQLServer, nil, ""}, {my(1064), MySQLServer, nil, ""}, {modernError(5), NoServer, nil, ""}, {text("x"), MySQLServer, nil, ""},
+	} {
+		for _, err := range []error{c.err, wrapped(c.err), joined(c.err)} {
+			if got := Entry(err, c.server); (got == "") != (c.says == "") || !strings.Contains(got, c.says) {
+				t.Errorf("%v, where %s is meant: %q, want %q", err, c.server, got, c.says)
+			}
+			if c.kind != nil && c.kind(err) != Refused {
+				t.Errorf("%v, where %s is meant: kind %v", err, c.server, c.kind(err))
+			}
+		}
+	}
+}
+
+// What a driver says of the attempts before is left out, what the error is stays.
+func TestPlain(t *testing.T) {
+	err := Plain(fmt.Errorf("tried TLS, then: %w", pg("28P01")))
+	if err.Error() != pg("28P01").Error() || SQLState(err) != "28P01" {
+		t.Errorf("%v", err)
+	}
+	for _, err := range []error{wrapped(my(1045)), text("x")} {
+		if Plain(err) != err {
+			t.Errorf("%v became %v", err, Plain(err))
 		}
 	}
 }
