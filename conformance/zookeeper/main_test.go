@@ -13,7 +13,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	_ = flag.Set("test.parallel", "12") // they mostly wait
+	_ = flag.Set("test.parallel", "8") // they mostly wait
 	kit.Main(m, children)
 }
 
