@@ -22,5 +22,7 @@
 // pass messages on, and for a lock of another library, waiting is jittered polling, bounded by the ttl.
 //
 // The servers need maxmemory-policy noeviction, and nobody else may delete or write the
-// keys. Redis 5 or later.
+// keys: where data share the database, no data key may be the key of a lock (with Options.Prefix before
+// it), nor {KEY}:fence, {KEY}:queue or anything with {holdfast}: before it, which are its records. A
+// key that holds data is, to all who ask for the lock, held by another library. Redis 5 or later.
 package redlock

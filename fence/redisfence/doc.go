@@ -13,8 +13,21 @@
 //			return err // before the first read
 //		}
 //		balance := ... // read
-//		return guard.Set(ctx, "account/123", lease.Token(), "account/123", balance, 0)
+//		return guard.Set(ctx, "account/123", lease.Token(), "{account/123}:balance", balance, 0)
 //	})
+//
+// # Locks in the same database
+//
+// Package redlock keeps a lock at the very key that is locked. So where locks and data share a
+// database, no data key may be a lock's key; nor may it be one of a lock's records, which are {KEY}:fence,
+// {KEY}:queue (KEY::fence and KEY::queue for a key with a hash tag) and what begins with
+// {holdfast}:. A name of its own for the data, as above, or a redlock.Options.Prefix for the locks,
+// which is a part of the lock's key, keeps them apart. Data that is at the key before keeps
+// everybody waiting for the lock, as another library's lock would.
+//
+// A write that would replace or delete a lock is refused as an [*fence.InvalidError], and nothing
+// is written: the script looks at the first bytes of the key, which a Redis user needs the right
+// +getrange for, and is skipped without. It is no round trip. Scripts of one's own are not kept from it.
 //
 // # Marks
 //
@@ -23,10 +36,11 @@
 // maxmemory-policy noeviction, or keep guarded data on a server of its own. What is no token
 // under a mark's key is an [*fence.InvalidError], never zero.
 //
-// On a Redis Cluster the data must be in the hash slot of the mark: name a single data key like
-// the resource, or give the resource's name and all its keys the same hash tag, as in
-// {account/123}, {account/123}:balance, {account/123}:log. While a slot moves to another server a
-// call of several keys may be refused for a while ([fence.ErrUnavailable]).
+// On a Redis Cluster the data must be in the hash slot of the mark: give the data keys the name of
+// the resource as their hash tag, as in account/123 and {account/123}:balance, {account/123}:log; or, where it has a
+// hash tag itself, the same one. A single data key named like the resource is in its slot as well, and is for locks
+// that are kept elsewhere. While a slot moves to another server a call of several keys may be
+// refused for a while ([fence.ErrUnavailable]).
 //
 // # What a failover forgets
 //
@@ -40,7 +54,7 @@
 // # Errors
 //
 // Beside the kinds of package fence as [fence.Guard] describes them: an [*fence.InvalidError] is
-// also what a key that holds another kind of value is, one that is in another hash slot than the
+// also what a key that holds a lock or another kind of value is, one that is in another hash slot than the
 // mark, a sum that is beyond int64, and a mark that is no token. What the server refuses as a
 // whole (OOM, READONLY, LOADING, MISCONF, NOPERM, CLUSTERDOWN and the like), and a server that
 // cannot be reached, is [fence.ErrUnavailable] with its words; the data is as it was, and at most

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"regexp"
+	"strconv"
 	"strings"
 	"time"
 
@@ -108,6 +109,11 @@ func (g *Guard) ownRefusal(ctx context.Context, c call, why, what string) error 
 		return &fence.Error{Kind: fence.ErrApplied, Resource: c.resource, Err: fmt.Errorf("step %d of token %v; step %s was the last", c.seq, c.token, what)}
 	case "refused":
 		return &fence.Error{Kind: fence.ErrUnavailable, Resource: c.resource, Err: errors.New(what)}
+	case "vote":
+		if i, err := strconv.Atoi(what); err == nil && 0 < i && i <= len(c.keys) {
+			return &fence.InvalidError{Field: "key", Value: c.keys[i-1], Rule: fmt.Sprintf(
+				"holds a lock, which must not be written over; keep the data at another key, such as {%s}:data", hashTag(c.resource))}
+		}
 	case "mark":
 		return g.badMark(c, g.MarkKey(c.resource), what)
 	case "seq":
@@ -132,7 +138,7 @@ func (g *Guard) crossSlot(c call) error {
 		}
 	}
 	return &fence.InvalidError{Field: "key", Value: value, Rule: fmt.Sprintf(
-		"is not in the hash slot of the resource %q: on a Cluster, name the key like the resource, or give both the same hash tag, as in {%s}:data", c.resource, hashTag(c.resource))}
+		"is not in the hash slot of the resource %q: on a Cluster, give it the same hash tag, as in {%s}:data", c.resource, hashTag(c.resource))}
 }
 
 // notTaken is what a server says of a script that is none.

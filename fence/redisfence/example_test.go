@@ -27,7 +27,8 @@ func Example() {
 			return err
 		}
 		// Read here.
-		return guard.Set(ctx, "account/123", token, "account/123", "42", 0)
+		// Not "account/123": that is the key of the lock, where package redlock keeps it in this database.
+		return guard.Set(ctx, "account/123", token, "{account/123}:balance", "42", 0)
 	}
 	switch err := work(context.Background()); {
 	case errors.Is(err, fence.ErrStale):
@@ -67,7 +68,7 @@ func ExampleGuard_IncrBySeq() {
 	}
 	deposit := func(ctx context.Context, step, amount int64) error {
 		for {
-			_, err := guard.IncrBySeq(ctx, "account/123", token, step, "account/123", amount)
+			_, err := guard.IncrBySeq(ctx, "account/123", token, step, "{account/123}:balance", amount)
 			switch {
 			case err == nil, errors.Is(err, fence.ErrApplied): // now, or by the call before
 				return nil

@@ -293,6 +293,18 @@ func TestStaleTellsTheHolder(t *testing.T) {
 }
 
 // The user's source follows the guard's part on the same line, and is not touched.
+// A script says by its number which of the keys holds a lock.
+func TestKeyThatHoldsALock(t *testing.T) {
+	for text, key := range map[string]string{"1": "a", "3": "c", "0": "", "4": "", "x": "", "": ""} {
+		err := guard(t, answer(nil, reply("FENCE vote "+text))).Del(t.Context(), "r", 1, "a", "b", "c")
+		var invalid *fence.InvalidError
+		if errors.As(err, &invalid) != (key != "") || key != "" && (invalid.Field != "key" || invalid.Value != key) ||
+			key == "" && !errors.Is(err, fence.ErrUnavailable) {
+			t.Errorf("vote %q: %v", text, err)
+		}
+	}
+}
+
 func TestScriptSource(t *testing.T) {
 	var text string
 	var keys, args []string

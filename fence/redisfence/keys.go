@@ -8,7 +8,7 @@ import (
 
 // MarkKey is the key of the mark of a resource: the prefix, {TAG} and the resource, where TAG is
 // the resource's own hash tag, or the whole resource. So on a Redis Cluster the mark is in the
-// slot of a data key that is named like the resource, or that has the same hash tag; and no two
+// slot of a data key whose hash tag is the resource, or that of the resource, as {account/123}:balance is; and no two
 // resources share a mark. The name must be one that a guard takes.
 func (g *Guard) MarkKey(resource string) string { return markKey(g.prefix, resource) }
 

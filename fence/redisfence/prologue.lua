@@ -9,6 +9,7 @@ do
   if bad then return bad end
   if seen and not token(seen) then return refuse('mark', seen) end
   if seen and less(t, seen) then return refuse('stale', seen) end
+  --[[VOTES]]
   if seen ~= t then
     bad = failed(redis.pcall('SET', mark, t))
   elseif @PROBE@ then

@@ -14,6 +14,8 @@ var (
 	tokenText string
 	//go:embed prologue.lua
 	prologueText string
+	//go:embed votes.lua
+	votesText string
 	//go:embed seq.lua
 	seqText string
 	//go:embed check.lua
@@ -32,15 +34,15 @@ var (
 type scripts struct{ claim, check, set, hset, del, incrBy, incrBySeq string }
 
 func newScripts() scripts {
-	guarded := prologue(false, "")
+	guarded, replacing := prologue(false, "", ""), prologue(false, votesText, "")
 	return scripts{
-		claim:     prologue(true, "") + "return 1",
+		claim:     prologue(true, "", "") + "return 1",
 		check:     script(checkText),
-		set:       guarded + script(setText),
-		hset:      guarded + script(hsetText),
-		del:       guarded + script(delText),
+		set:       replacing + script(setText),
+		hset:      guarded + script(hsetText), // the server refuses to make a hash of a vote, or a sum
+		del:       replacing + script(delText),
 		incrBy:    guarded + script(incrByText),
-		incrBySeq: prologue(false, seqText+strings.Replace(incrByText, "--[[UNDO]]", giveBack, 1)),
+		incrBySeq: prologue(false, "", seqText+strings.Replace(incrByText, "--[[UNDO]]", giveBack, 1)),
 	}
 }
 
@@ -48,10 +50,11 @@ func newScripts() scripts {
 const giveBack = "redis.pcall('SET', record, t .. ' ' .. before)"
 
 // prologue is what comes before a write. With a probe it is refused where writes are refused, also
-// where the mark need not be raised: what follows may write nothing. The steps are what runs
-// within it, last.
-func prologue(probe bool, steps string) string {
+// where the mark need not be raised: what follows may write nothing. What is to be looked at before
+// the mark is raised, and the steps, which come last, run within it.
+func prologue(probe bool, look, steps string) string {
 	text := strings.Replace(prologueText, "@PROBE@", strconv.FormatBool(probe), 1)
+	text = strings.Replace(text, "--[[VOTES]]", look, 1)
 	return script(strings.Replace(text, "--[[SEQ]]", steps, 1)) + " "
 }
 
@@ -92,7 +95,7 @@ func (g *Guard) NewScript(src string) (*Script, error) {
 	case strings.Contains(head, "no-writes"):
 		return nil, &fence.InvalidError{Field: "script", Value: strings.TrimSpace(head), Rule: "must not have the flag no-writes: the mark of the resource has to be raised"}
 	}
-	return &Script{g, head + prologue(true, "") + body, head + prologue(true, seqText) + body}, nil
+	return &Script{g, head + prologue(true, "", "") + body, head + prologue(true, "", seqText) + body}, nil
 }
 
 // Run runs the script. The mark is raised before, and stays so where the script fails.
