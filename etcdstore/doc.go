@@ -7,7 +7,12 @@
 //
 // The caller makes and closes the client, and with it decides about TLS, user and password,
 // and the endpoints. Give it DialKeepAliveTime and DialKeepAliveTimeout (a few seconds): without
-// them a member that is cut off silently is asked again and again.
+// them a member that is cut off silently is asked again and again. Give it a Logger, too, such as
+// zap.NewNop() of go.uber.org/zap: without one it writes a line to stderr for each call that meets no
+// server, of which errors tell anyway.
+//
+// Release what is held before the client is closed. What is left then ends with its ttl; for as
+// long, a minute at most, the store goes on trying to revoke it.
 //
 // # How it works
 //

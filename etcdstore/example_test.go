@@ -7,6 +7,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/etcdstore"
@@ -14,7 +15,12 @@ import (
 
 // A process with thousands of locks has them share an etcd lease.
 func Example_session() {
-	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"http://etcd-1:2379"}})
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints:            []string{"http://etcd-1:2379"},
+		DialKeepAliveTime:    2 * time.Second,
+		DialKeepAliveTimeout: 2 * time.Second,
+		Logger:               zap.NewNop(),
+	})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -43,6 +49,7 @@ func Example() {
 		Endpoints:            []string{"http://etcd-1:2379", "http://etcd-2:2379", "http://etcd-3:2379"},
 		DialKeepAliveTime:    2 * time.Second,
 		DialKeepAliveTimeout: 2 * time.Second,
+		Logger:               zap.NewNop(), // without it the client writes to stderr what it cannot reach
 	})
 	if err != nil {
 		log.Fatal(err)

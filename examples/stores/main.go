@@ -4,10 +4,12 @@
 //	HOLDFAST_STORE=postgres://localhost/app go run ./examples/stores
 //
 // What is done under the lock is the same everywhere; which store keeps it is said by its URL
-// alone, that of holdfast --store. The exit code is 1 where a token did not grow, or a store
-// could not be used.
+// alone. The URLs are the plain ones of holdfast --store, for the same locks: user and password,
+// hosts, the path, epoch= of etcd, notify= and what pgx knows of PostgreSQL. What else
+// holdfast reads, such as TLS, password-file=, Sentinel or max-ttl=, is refused. The exit code is 1 where
+// a token did not grow, or a store could not be used.
 //
-// How a URL becomes a store is in open.go.
+// How a URL becomes a store is in open.go; listener.go is a sqlstore.Listener.
 package main
 
 import (
