@@ -9,7 +9,8 @@ import (
 
 // Listener hears what PostgreSQL notifies. The package imports no driver, so that the caller
 // writes it, over a connection of its own that no transaction pooler is on the way of: with pgx
-// it is Exec of LISTEN and then WaitForNotification in a loop.
+// it is Exec of LISTEN and then WaitForNotification in a loop, as in examples/stores/listener.go of
+// this repository.
 type Listener interface {
 	// Listen listens on channel until ctx is done or the connection breaks, and calls deliver
 	// with the payload of each notification. It gives its connection up before it returns. A

@@ -67,7 +67,9 @@
 // The file must be on a local disk of the machine: SQLite's locks do not work on NFS or
 // SMB, and the processes of two machines have no clock in common. Do not delete, replace
 // or restore the file while it is in use: a store that finds another file at its path
-// refuses to go on.
+// refuses to go on. Whoever opens a file that was restored from an old copy cannot tell: a lease
+// that was granted since the copy is not in it, so that two may hold until its end. The tokens
+// are larger still, by the wall clock, unless that was set back meanwhile.
 //
 // A lease ends by CLOCK_BOOTTIME, which nobody can set and which counts suspend, together
 // with the id of the boot: setting the wall clock changes nothing, and after a reboot no
@@ -123,7 +125,8 @@ type Options struct {
 	Database string
 
 	// Listener lets releases wake the waiters of other processes that have one, too. It is for
-	// PostgreSQL only. nil: waiters look at the row every 50 to 500 ms, and that is all.
+	// PostgreSQL only. nil: waiters look at the row every 50 to 500 ms, and that is all. One by
+	// pgx is in examples/stores/listener.go.
 	Listener Listener
 }
 

@@ -201,6 +201,32 @@ func TestReplacedFile(t *testing.T) {
 	}
 }
 
+// A file that was put back from a copy is not told from any other by those who open it then: a lease
+// that was granted since the copy is not in it. Tokens follow the clock all the same.
+func TestRestoredCopy(t *testing.T) {
+	path := lockFile(t)
+	s, db := open(t, path)
+	c := claim(s, "k", time.Hour)
+	first := grant(t, c)
+	release(t, c)
+	db.Close() // which leaves no -wal
+	copied, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, db = open(t, path)
+	since := grant(t, claim(s, "k", time.Hour))
+	db.Close()
+	if err := os.WriteFile(path, copied, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s, _ = open(t, path)
+	second := grant(t, claim(s, "k", time.Hour)) // beside the holder of since
+	if first.Token >= since.Token || since.Token >= second.Token {
+		t.Errorf("tokens are %v, %v, and after the restore %v", first.Token, since.Token, second.Token)
+	}
+}
+
 // Paths may hold any character.
 func TestOddPaths(t *testing.T) {
 	dir := t.TempDir()
