@@ -34,6 +34,8 @@
 //
 //   - fence/sqlfence for SQL databases: the claim is the first statement of the transaction;
 //   - fence/redisfence for data in Redis: check and write are one script;
+//   - etcdstore.Guard and zkstore.Guard for data in etcd and ZooKeeper: check and write are one
+//     transaction;
 //   - fence/httpfence for services over HTTP, and the command's gateway for those that cannot
 //     be changed;
 //   - the command's fence claim and fence check for shell scripts;
@@ -45,11 +47,22 @@
 //
 // # Which store do I need?
 //
-// Where double work is a nuisance, one Redis server (package redlock with one node) and no
-// guard will do. Where the lock shall also work while servers are down, use redlock over
-// several independent nodes, mostly five. Where double work corrupts something, use any
-// store together with a guard at the resource. Package memstore is for tests and for one
-// process; package sqlstore needs no server.
+// None, where all that the lock protects is in one SQL database: sqlstore.Locked holds the lock and
+// writes in one transaction. Else:
+//
+//   - sqlstore on SQLite for the processes of one machine, with nothing to run;
+//   - sqlstore on PostgreSQL, MySQL or MariaDB where there is such a server: waiters poll, and a
+//     failover to a replica that missed a grant lets two hold;
+//   - redlock with one Redis server where double work is a nuisance: the quickest, and no guard is
+//     needed there;
+//   - redlock over several independent servers, three or five, where the lock shall also work
+//     while some of them are down;
+//   - etcdstore or zkstore where it shall survive the death of any server without two
+//     holders; they are slower, and a cluster is to be run;
+//   - memstore for tests, and for one process.
+//
+// Where double work corrupts something, use any of them together with a guard at the resource.
+// docs/choosing-a-store.md says what survives what.
 //
 // # How long should the ttl be?
 //
@@ -104,9 +117,9 @@
 //
 // First come, first served. Within a process, which is here what shares a [Locker] by
 // [Locker.With], waiters of a key are served in the order of their calls. Between processes
-// it depends on the store: one with a queue (redlock, memstore) serves them in the order in
-// which their claims first asked, and hands the key over without polling; on any other one
-// each polls, and chance decides.
+// it depends on the store: one with a queue (redlock, etcdstore, zkstore, memstore) serves them in the
+// order in which their claims first asked, and hands the key over without polling; on any other
+// one (sqlstore) each polls, and chance decides.
 //
 // Each process has one place in the queue, however many of its goroutines wait: while it holds
 // the key, its others have none, and when the lease is released its next waiter takes a new place,
