@@ -11,8 +11,7 @@
 // zap.NewNop() of go.uber.org/zap: without one it writes a line to stderr for each call that meets no
 // server, of which errors tell anyway.
 //
-// Release what is held before the client is closed. What is left then ends with its ttl; for as
-// long, a minute at most, the store goes on trying to revoke it.
+// Release what is held before the client is closed: what is left then ends with its ttl. See [New].
 //
 // # How it works
 //
