@@ -52,6 +52,8 @@ func (e *HeldError) Error() string {
 		b.WriteString("another")
 	}
 	switch {
+	case h.NoTTL && h.Foreign:
+		b.WriteString(", without a ttl, or data at the key")
 	case h.NoTTL:
 		b.WriteString(", without a ttl")
 	case h.Session && h.Broken:

@@ -53,7 +53,7 @@ func TestErrorTexts(t *testing.T) {
 		"held by another": &store.HeldError{},
 		`held by "host:1", for at most 1.5s unless extended, place 3 in the queue`: &store.HeldError{
 			Holder: store.Holder{Label: "host:1", TTL: 1500 * time.Millisecond}, Place: 3},
-		`held by another library's lock "abc", without a ttl`: &store.HeldError{
+		`held by another library's lock "abc", without a ttl, or data at the key`: &store.HeldError{
 			Holder: store.Holder{Owner: "abc", Foreign: true, NoTTL: true}},
 		`taken from its holder: "broken by host:1", free in at most 1.5s`: &store.HeldError{
 			Holder: store.Holder{Label: "broken by host:1", TTL: 1500 * time.Millisecond, Broken: true}},
