@@ -175,7 +175,7 @@ func (c *claim) extended(a attempt, left time.Duration, sent time.Time, passed t
 	if ours && c.prolong(a, sent, ttl) {
 		return store.Result{Grant: store.Grant{Token: a.token, Owner: a.owner, TTL: ttl + passed}}
 	}
-	if a.session != nil && (ours || a.unknown) { // it has ended by its time; or a late request may take the key
+	if a.session != nil && (ours || now == nil && a.unknown) { // it has ended by its time; or a late request may take the key
 		c.clearLater(a)
 	}
 	if now == nil || ours {

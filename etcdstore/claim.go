@@ -431,6 +431,12 @@ func (c *claim) took(ctx context.Context, a attempt, resp *pb.TxnResponse, befor
 
 // refuse is the answer where another holds the key, or is to have it first.
 func (c *claim) refuse(ctx context.Context, now queue) error {
+	a, _ := c.state()
+	if now.holder != nil && now.holder.Owner == brokenOwner(a.owner) { // it was taken by a request without an answer
+		c.change(func() { c.lost = true })
+		c.clearLater(a)
+		return c.gone(nil)
+	}
 	c.change(func() { c.queue, c.attempt.place = now, now.place })
 	held := &store.HeldError{Holder: store.Holder{Key: c.key, TTL: now.grace()}}
 	if now.place != 0 {

@@ -6,7 +6,6 @@ import (
 	"iter"
 	"strings"
 	"sync"
-	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
@@ -137,9 +136,12 @@ func after(prefix string) []byte {
 // brokenPrefix stands before the owner of a lock that was broken. Nobody holds it under that name.
 const brokenPrefix = "broken:"
 
+func brokenOwner(owner string) string { return brokenPrefix + owner }
+
 // Break takes the key from h.Owner: its extensions fail from then on. The key is kept until its
-// lease ends, so that two never hold. A foreign key, and one without a lease, is deleted. See
-// [store.Inspector].
+// lease ends, or its store deletes it at the end of what the holder may trust, so that two never hold.
+// On a session whose process has died, or is cut off, it is kept until that ends. A foreign key, and
+// one without a lease, is deleted. See [store.Inspector].
 func (s *Store) Break(ctx context.Context, h store.Holder) error {
 	if err := store.CheckKey(h.Key); err != nil {
 		return err
@@ -160,7 +162,7 @@ func (s *Store) breakOff(ctx context.Context, h store.Holder) error {
 		if err != nil {
 			return err
 		}
-		broken := brokenPrefix + strings.TrimPrefix(h.Owner, brokenPrefix)
+		broken := brokenOwner(strings.TrimPrefix(h.Owner, brokenPrefix))
 		switch {
 		case e == nil:
 			return &store.LostError{}
@@ -178,75 +180,20 @@ func (s *Store) breakOff(ctx context.Context, h store.Holder) error {
 	return &fault{store.ErrUnavailable, errors.New("the key changes all the time")}
 }
 
-// breakEntry changes the key, if it is still e, and leaves it on the holder's own lease. The holder's
+// breakEntry changes the key, if it is still e, and leaves it on the lease that it is on. The holder's
 // next look finds another revision; until then each of its extensions renews the lease before it
 // looks, so that the key outlives what the holder trusts, however late this transaction arrives and
-// whatever becomes of its sender.
+// whatever becomes of its sender. On a session, which others keep alive, the holder's store deletes
+// it when that is over: see [Store.clear].
 func (s *Store) breakEntry(ctx context.Context, key string, e *entry, broken string) (done bool, err error) {
-	then := deleting([]byte(s.path(key)))
-	switch {
-	case e.foreign || e.lease == 0:
-	case e.lease != leaseOf(e.Owner):
-		return s.breakOnSession(ctx, key, e, broken)
-	default:
-		put := s.brokenRecord(key, e, broken, 0)
-		put.GetRequestPut().IgnoreLease = true
-		then = put
+	path := s.path(key)
+	then := deleting([]byte(path))
+	if !e.foreign && e.lease != 0 {
+		r := newRecord(key, broken, brokenBy(), e.Epoch)
+		r.Broken = true
+		then = putting([]byte(path), r.text(), 0)
+		then.GetRequestPut().IgnoreLease = true
 	}
-	resp, err := ask(ctx, s.kv.Txn, s.unchanged(key, e, then))
+	resp, err := ask(ctx, s.kv.Txn, &pb.TxnRequest{Compare: []*pb.Compare{isAt(path, e.change)}, Success: []*pb.RequestOp{then}})
 	return err == nil && resp.Succeeded, err
-}
-
-func (s *Store) brokenRecord(key string, e *entry, broken string, lease int64) *pb.RequestOp {
-	r := newRecord(key, broken, brokenBy(), e.Epoch)
-	r.Broken = true
-	return putting([]byte(s.path(key)), r.text(), lease)
-}
-
-// unchanged does one thing if the key is still e.
-func (s *Store) unchanged(key string, e *entry, then *pb.RequestOp) *pb.TxnRequest {
-	return &pb.TxnRequest{
-		Compare: []*pb.Compare{{Key: []byte(s.path(key)), Target: pb.Compare_MOD, Result: pb.Compare_EQUAL,
-			TargetUnion: &pb.Compare_ModRevision{ModRevision: e.change}}},
-		Success: []*pb.RequestOp{then},
-	}
-}
-
-// breakSlack is how much longer than the session's ttl a lock that was broken there is kept, so that
-// the time between asking for its lease and using it takes nothing away.
-const breakSlack = time.Second
-
-// breakOnSession puts the key of a holder on a session, which others keep alive, on a lease of its
-// own. Where the transaction comes later than breakSlack after that was asked for, and the sender
-// does nothing more, the key may be free before the holder knows.
-func (s *Store) breakOnSession(ctx context.Context, key string, e *entry, broken string) (done bool, err error) {
-	resp, err := look(ctx, s.lease.LeaseTimeToLive, &pb.LeaseTimeToLiveRequest{ID: e.lease})
-	if err == errNoLease || err == nil && resp.TTL < 0 {
-		return true, &store.LostError{} // its time has ended
-	}
-	if err != nil {
-		return false, err
-	}
-	ttl := time.Duration(min(resp.GrantedTTL, seconds(maxTTL))) * time.Second
-	lease, sent := leaseID(), time.Now()
-	if _, err := s.grant(ctx, lease, ttl+breakSlack); err != nil && err != errLeaseExists {
-		return false, err
-	}
-	moved, err := ask(ctx, s.kv.Txn, s.unchanged(key, e, s.brokenRecord(key, e, broken, lease)))
-	late := time.Since(sent) > breakSlack
-	switch {
-	case err == errNoLease:
-		return false, &fault{kind: store.ErrUnavailable, cause: err}
-	case err != nil && !late:
-		return false, err
-	case err == nil && !moved.Succeeded:
-		s.reaper.add(lease, ttl)
-		return false, nil
-	case late: // the holder may have been extended meanwhile
-		_, renewed := s.renew(ctx, lease)
-		if renewed != nil || err != nil {
-			return false, uncertain(errors.Join(err, renewed))
-		}
-	}
-	return true, nil
 }

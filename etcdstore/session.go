@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -193,47 +194,50 @@ type leftover struct {
 	n           *session
 	path, owner string
 	value       string // of the key
-	revision    int64  // of the key; zero where it is not known
+	waits       bool   // it may have a place in the queue
 	unknown     bool   // a request that takes the key, or queues up, had no answer
 }
 
 func (c *claim) leftover(a attempt) leftover {
-	return leftover{a.session, c.path, a.owner, a.value, a.revision, a.unknown || a.revision == 0 && a.open}
+	return leftover{a.session, c.path, a.owner, a.value, a.unknown || a.revision == 0, a.unknown || a.revision == 0 && a.open}
 }
 
 // voidPath is a key that keeps an attempt from taking its lock when its request arrives late.
 func (s *Store) voidPath(owner string) string { return s.voids + owner }
 
-// clearing is the transaction that deletes a leftover: only the key that is its own. It succeeds
-// where that was there.
+// clearing is the transaction that deletes a leftover: only the key that is its own, and not one
+// that was adopted, which is on another lease. It succeeds where that was there, and else reads what
+// is, as the last thing.
 func (s *Store) clearing(l leftover) *pb.TxnRequest {
-	own := isAt(l.path, l.revision)
-	if l.revision == 0 {
-		own = &pb.Compare{Key: []byte(l.path), Target: pb.Compare_VALUE, Result: pb.Compare_EQUAL,
-			TargetUnion: &pb.Compare_Value{Value: []byte(l.value)}}
-	}
-	r := &pb.TxnRequest{Compare: []*pb.Compare{own}}
+	path := []byte(l.path)
+	var other []*pb.RequestOp
 	if l.unknown {
-		r.Failure = append(r.Failure, putting([]byte(s.voidPath(l.owner)), nil, l.n.id))
+		other = append(other, putting([]byte(s.voidPath(l.owner)), nil, l.n.id))
 	}
-	if l.unknown || l.revision == 0 {
-		r.Failure = append(r.Failure, deleting([]byte(l.path+"/"+l.owner)))
+	if l.waits {
+		other = append(other, deleting([]byte(l.path+"/"+l.owner)))
 	}
-	r.Success = append(r.Success, r.Failure...)
-	r.Success = append(r.Success, deleting([]byte(l.path)))
-	return r
+	return &pb.TxnRequest{
+		Compare: []*pb.Compare{
+			{Key: path, Target: pb.Compare_VALUE, Result: pb.Compare_EQUAL, TargetUnion: &pb.Compare_Value{Value: []byte(l.value)}},
+			{Key: path, Target: pb.Compare_LEASE, Result: pb.Compare_EQUAL, TargetUnion: &pb.Compare_Lease{Lease: l.n.id}},
+		},
+		Success: append(slices.Clone(other), deleting(path)),
+		Failure: append(slices.Clone(other), reading(path)),
+	}
 }
 
 // clear deletes what claims have left, at most batchSize of them in one request, and answers
-// which had their keys still. With a session its keys have gone.
+// which had their keys still. One that was broken is deleted as well, and not had. With a session
+// its keys have gone. Nobody trusts a claim that is cleared.
 func (s *Store) clear(ctx context.Context, left []leftover) ([]bool, error) {
 	had := make([]bool, len(left))
-	r := s.clearing(left[0])
-	if len(left) > 1 {
-		r = &pb.TxnRequest{}
-		for _, l := range left {
-			r.Success = append(r.Success, &pb.RequestOp{Request: &pb.RequestOp_RequestTxn{RequestTxn: s.clearing(l)}})
-		}
+	r := &pb.TxnRequest{}
+	for _, l := range left {
+		r.Success = append(r.Success, &pb.RequestOp{Request: &pb.RequestOp_RequestTxn{RequestTxn: s.clearing(l)}})
+	}
+	if len(left) == 1 { // a plain transaction
+		r = s.clearing(left[0])
 	}
 	resp, err := ask(ctx, s.kv.Txn, r)
 	switch {
@@ -252,17 +256,26 @@ func (s *Store) clear(ctx context.Context, left []leftover) ([]bool, error) {
 	case err != nil:
 		return nil, err
 	}
+	var broken []leftover
 	for i, l := range left {
-		if had[i] = resp.Succeeded; len(left) > 1 {
-			had[i] = resp.Responses[i].GetResponseTxn().GetSucceeded()
+		one := resp
+		if len(left) > 1 {
+			one = resp.Responses[i].GetResponseTxn()
 		}
+		had[i] = one.Succeeded
 		if l.unknown {
 			l.n.mu.Lock()
 			l.n.voids++
 			l.n.mu.Unlock()
 		}
+		if kv := found(one, len(one.Responses)-1); kv != nil && kv.Lease == l.n.id && newEntry(kv).Owner == brokenOwner(l.owner) {
+			broken = append(broken, leftover{n: l.n, path: l.path, owner: l.owner, value: string(kv.Value)})
+		}
 	}
-	return had, nil
+	if len(broken) > 0 {
+		_, err = s.clear(ctx, broken)
+	}
+	return had, err
 }
 
 // isAt is the condition that a key was last changed at that revision.
