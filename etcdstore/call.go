@@ -150,13 +150,14 @@ func classify(ctx context.Context, err error, sent bool) error {
 // reaper ends what was to be ended and had no answer, such as leases, in one goroutine, until
 // each has ended, if only by itself.
 type reaper[K comparable] struct {
+	life  context.Context // nothing is ended when it is done
 	end   func(context.Context, []K) error
 	most  int          // that are ended at once
 	lasts func(K) bool // whether it may be there though its time is over; nil: it is not
 
-	mu      sync.Mutex
-	left    map[K]time.Time // until when
-	running bool
+	mu   sync.Mutex
+	left map[K]time.Time // until when
+	idle chan struct{}   // closed when nothing is left; nil where that is so
 }
 
 // Pauses between two rounds of the reaper, and the longest that it cares for what does not last.
@@ -173,17 +174,37 @@ func (r *reaper[K]) add(k K, ttl time.Duration) {
 		r.left = map[K]time.Time{}
 	}
 	r.left[k] = time.Now().Add(min(ttl, reapTime))
-	if !r.running {
-		r.running = true
+	if r.idle == nil {
+		r.idle = make(chan struct{})
 		go r.run()
+	}
+}
+
+// wait returns when nothing is left to do, or ctx is done.
+func (r *reaper[K]) wait(ctx context.Context) error {
+	r.mu.Lock()
+	idle := r.idle
+	r.mu.Unlock()
+	if idle == nil {
+		return nil
+	}
+	select {
+	case <-idle:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }
 
 func (r *reaper[K]) run() {
 	for pause := minReap; r.more(); pause = min(2*pause, maxReap) {
-		time.Sleep(pause)
+		select {
+		case <-time.After(pause):
+		case <-r.life.Done():
+			continue
+		}
 		for due := range slices.Chunk(r.due(), r.most) {
-			ctx, cancel := context.WithTimeout(context.Background(), maxReap)
+			ctx, cancel := context.WithTimeout(r.life, maxReap)
 			err := r.end(ctx, due)
 			cancel()
 			if err != nil && err != errNoLease {
@@ -202,8 +223,15 @@ func (r *reaper[K]) run() {
 func (r *reaper[K]) more() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.running = len(r.left) > 0
-	return r.running
+	if r.life.Err() != nil {
+		clear(r.left)
+	}
+	if len(r.left) > 0 {
+		return true
+	}
+	close(r.idle)
+	r.idle = nil
+	return false
 }
 
 // due answers what has not ended by itself.

@@ -17,12 +17,12 @@
 //
 // A key is one key of etcd under Options.Prefix, named by a hash of the lock's key, so that no
 // lock is the prefix of another; its value is JSON and tells people the key and the holder.
-// Each acquisition has an etcd lease of its own (but see below), whose id the store chooses, so that it can be
-// revoked whatever answer was lost. The key is taken by a transaction that creates it where it
-// is missing. The fencing token is the revision at which that happened, with Options.Epoch
+// Each acquisition has an etcd lease of its own (but see below), whose id the store chooses, so that
+// it can be revoked whatever answer was lost. The key is taken by a transaction that creates it where
+// it is missing. The fencing token is the revision at which that happened, with Options.Epoch
 // before it. Extensions renew the etcd lease, and look whether the key is still there: they cost
 // no entry in the log. Release revokes the lease; one without an answer is repeated in the
-// background, and the lease's end bounds the damage.
+// background, and the lease's end bounds the damage: [Store.Settle] waits for that.
 //
 // Claims that wait queue up by keys of their own, on their leases, in the order of their first
 // attempts, also those of different processes. The queue only says who comes first: one that
@@ -53,6 +53,9 @@
 //     store deletes its key then, in the background, and again until it is answered. A process
 //     that dies or is cut off cannot: its keys go with the session. So the session, not the ttl, is
 //     how long a dead holder keeps the others away, and [store.Holder] shows what is left of that.
+//   - A lock that is broken ([Store.Break]) goes in the same way: when its holder releases it, and else
+//     at the end of the time that it had been promised before; and with the session where its process
+//     has died or is cut off.
 //   - An acquisition or release whose outcome is unknown is cleared in the background, until
 //     that is answered or the session has ended. A small key below Options.Prefix, in void/, keeps
 //     a request that arrives later still from taking the lock; it ends with the session.

@@ -74,6 +74,7 @@ type Store struct {
 	lease  pb.LeaseClient   // repeats a request that had no answer
 	once   pb.LeaseClient   // does not
 	events clientv3.Watcher // as kv, and unlike the client's own, knows no namespace
+	life   context.Context  // done when the client is closed
 	locks  string           // prefix of the locks' keys
 	voids  string           // prefix of the keys that keep late requests from taking a lock
 	epoch  int64
@@ -101,7 +102,9 @@ var (
 )
 
 // New returns a store on the cluster of client, without I/O. The caller keeps the client open
-// while the store is in use.
+// while the store is in use; before closing it, release the locks, and call [Store.Settle]: what is to
+// be cleared in the background stops with the client, and ends with its etcd lease. A client whose
+// Logger is not set, to zap.NewNop() for one, writes warnings of its own to the standard error.
 func New(client *clientv3.Client, o Options) (*Store, error) {
 	prefix, err := checkTarget(client, o.Prefix)
 	if err != nil {
@@ -127,6 +130,7 @@ func New(client *clientv3.Client, o Options) (*Store, error) {
 		lease:  clientv3.RetryLeaseClient(client),
 		once:   pb.NewLeaseClient(client.ActiveConnection()),
 		events: clientv3.NewWatcher(client),
+		life:   client.Ctx(),
 		locks:  prefix + "lock/",
 		voids:  prefix + "void/",
 		epoch:  int64(o.Epoch),
@@ -145,8 +149,8 @@ func New(client *clientv3.Client, o Options) (*Store, error) {
 	if o.Session != 0 {
 		s.info.MaxTTL = o.Session
 	}
-	s.reaper = reaper[int64]{most: 1, end: func(ctx context.Context, leases []int64) error { return s.revoke(ctx, leases[0]) }}
-	s.leftovers = reaper[leftover]{most: batchSize, lasts: func(l leftover) bool { return l.n.mayLive() },
+	s.reaper = reaper[int64]{life: s.life, most: 1, end: func(ctx context.Context, leases []int64) error { return s.revoke(ctx, leases[0]) }}
+	s.leftovers = reaper[leftover]{life: s.life, most: batchSize, lasts: func(l leftover) bool { return l.n.mayLive() },
 		end: func(ctx context.Context, left []leftover) error { _, err := s.clear(ctx, left); return err }}
 	return s, nil
 }
@@ -167,6 +171,16 @@ func checkTarget(client *clientv3.Client, prefix string) (string, error) {
 
 // Info describes the store.
 func (s *Store) Info() store.Info { return s.info }
+
+// Settle returns when nothing is left that the store clears in the background, such as a lock
+// whose Release had no answer, when the client is closed, or when ctx is done, with its error. A
+// program that ends at once leaves that to the ends of the etcd leases.
+func (s *Store) Settle(ctx context.Context) error {
+	if err := s.reaper.wait(ctx); err != nil {
+		return err
+	}
+	return s.leftovers.wait(ctx)
+}
 
 // Prompt says that calls return by themselves. See [store.Prompt].
 func (*Store) Prompt() {}
@@ -278,17 +292,11 @@ func (s *Store) read(ctx context.Context, path string) (*entry, int64, error) {
 // lend makes a lease of that id. Where a request without an answer has made it before, its time
 // begins anew.
 func (s *Store) lend(ctx context.Context, lease int64, ttl time.Duration) (time.Duration, error) {
-	granted, err := s.grant(ctx, lease, ttl)
-	if err == errLeaseExists { // sent is before this renewal
-		granted, err = s.renew(ctx, lease)
-	}
-	return granted, err
-}
-
-// grant makes a lease of that id. It answers errLeaseExists where there is one.
-func (s *Store) grant(ctx context.Context, lease int64, ttl time.Duration) (time.Duration, error) {
 	resp, err := ask(ctx, s.lease.LeaseGrant, &pb.LeaseGrantRequest{ID: lease, TTL: seconds(ttl)})
-	if err != nil {
+	switch {
+	case err == errLeaseExists: // the caller's clock counts from before this renewal
+		return s.renew(ctx, lease)
+	case err != nil:
 		return 0, err
 	}
 	return time.Duration(resp.TTL) * time.Second, nil

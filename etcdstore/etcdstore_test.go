@@ -255,7 +255,7 @@ func TestReaper(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fails := 5
 		revoked := map[int64]int{}
-		r := &reaper[int64]{most: 1, end: func(_ context.Context, leases []int64) error {
+		r := &reaper[int64]{life: t.Context(), most: 1, end: func(_ context.Context, leases []int64) error {
 			lease := leases[0]
 			if fails > 0 {
 				fails--
@@ -272,14 +272,14 @@ func TestReaper(t *testing.T) {
 		r.add(1, time.Hour)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if fails != 0 || revoked[1] != 1 || revoked[2] != 1 || r.running {
-			t.Errorf("%d failures are left, the leases were revoked %v, running %v", fails, revoked, r.running)
+		if fails != 0 || revoked[1] != 1 || revoked[2] != 1 || r.idle != nil {
+			t.Errorf("%d failures are left, the leases were revoked %v, running %v", fails, revoked, r.idle != nil)
 		}
 		fails = math.MaxInt
 		r.add(3, 3*time.Second)
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
-		if r.running || revoked[3] != 0 {
+		if r.idle != nil || revoked[3] != 0 {
 			t.Error("a lease that has ended by itself is still to be revoked")
 		}
 		tried := math.MaxInt - fails
@@ -382,7 +382,7 @@ func TestReaperOfWhatLasts(t *testing.T) {
 		var lasts, answers atomic.Bool
 		lasts.Store(true)
 		var sizes []int
-		r := &reaper[int]{most: 3, lasts: func(int) bool { return lasts.Load() }, end: func(_ context.Context, some []int) error {
+		r := &reaper[int]{life: t.Context(), most: 3, lasts: func(int) bool { return lasts.Load() }, end: func(_ context.Context, some []int) error {
 			if !answers.Load() {
 				return uncertain(errNoAnswer)
 			}
@@ -396,16 +396,48 @@ func TestReaperOfWhatLasts(t *testing.T) {
 		answers.Store(true)
 		time.Sleep(2 * maxReap)
 		synctest.Wait()
-		if len(sizes) != 3 || sizes[0]+sizes[1]+sizes[2] != 7 || r.running {
-			t.Errorf("ended %v at once, running %v", sizes, r.running)
+		if len(sizes) != 3 || sizes[0]+sizes[1]+sizes[2] != 7 || r.idle != nil {
+			t.Errorf("ended %v at once, running %v", sizes, r.idle != nil)
 		}
 		answers.Store(false)
 		lasts.Store(false)
 		r.add(8, time.Second)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if r.running {
+		if r.idle != nil {
 			t.Error("what has ended by itself is still to be ended")
+		}
+	})
+}
+
+// When the client is closed nothing is tried any more, and nobody waits for it.
+func TestReaperWithoutClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		life, closing := context.WithCancel(t.Context())
+		var tried atomic.Int32
+		r := &reaper[int]{life: life, most: 1, lasts: func(int) bool { return true }, end: func(context.Context, []int) error {
+			tried.Add(1)
+			return uncertain(errNoAnswer)
+		}}
+		if err := r.wait(t.Context()); err != nil {
+			t.Errorf("with nothing to do: %v", err)
+		}
+		r.add(1, time.Hour)
+		short, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := r.wait(short); !errors.Is(err, context.DeadlineExceeded) || tried.Load() == 0 {
+			t.Errorf("with something left: %v, tried %d times", err, tried.Load())
+		}
+		closing()
+		if err := r.wait(t.Context()); err != nil {
+			t.Errorf("without client: %v", err)
+		}
+		before := tried.Load()
+		r.add(2, time.Hour)
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if tried.Load() != before || r.idle != nil || len(r.left) != 0 {
+			t.Errorf("tried %d times more without client, %d are left", tried.Load()-before, len(r.left))
 		}
 	})
 }

@@ -158,7 +158,7 @@ func (n *session) doubt() {
 
 // ask makes or renews the session, for all who wait for the answer, whoever of them gives up.
 func (n *session) ask(f *flight, made bool, sent time.Time) {
-	ctx, cancel := context.WithTimeoutCause(context.Background(), callLimit, errNoAnswer)
+	ctx, cancel := context.WithTimeoutCause(n.s.life, callLimit, errNoAnswer)
 	defer cancel()
 	renew := n.s.renew
 	if !made {

@@ -10,8 +10,12 @@ import (
 	"testing"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/namespace"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+	"google.golang.org/grpc"
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/conformance/internal/kit"
@@ -25,9 +29,18 @@ import (
 // extended meanwhile: nobody else gets the key while it may trust that.
 func TestBreakArrivesLate(t *testing.T) {
 	t.Parallel()
+	for name, session := range map[string]time.Duration{"lease": 0, "session": 2 * minTTL, "long session": long} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			breakLate(t, session)
+		})
+	}
+}
+
+func breakLate(t *testing.T, session time.Duration) {
 	const ttl = 2 * minTTL
 	server := servertest.Etcd(t, module)
-	s := open(t, etcdstore.Options{}, server.Addr())
+	s := open(t, etcdstore.Options{Session: session}, server.Addr())
 	p := servertest.NewProxy(t, server.Addr())
 	breaker := open(t, etcdstore.Options{}, p.Addr())
 	holder := s.Claim("k", store.ClaimOptions{TTL: ttl})
@@ -64,8 +77,8 @@ func TestBreakArrivesLate(t *testing.T) {
 		}
 		return err
 	})
-	other := s.Claim("k", store.ClaimOptions{TTL: minTTL})
-	servertest.Eventually(t, 4*ttl, func() error { _, err := other.Try(t.Context()); return err })
+	other := locker(t, holdfast.Options{TTL: minTTL}, server.Addr())
+	await(t, acquiring(t.Context(), other, "k"), 4*ttl, "the next holder")
 	if early := ttl - time.Since(sent); early > 0 {
 		t.Errorf("another is granted the key %v before the end of what its holder was promised", early)
 	}
@@ -74,6 +87,161 @@ func TestBreakArrivesLate(t *testing.T) {
 	}
 	cancel()
 	<-answer
+}
+
+// A lock that was broken on a session goes when its holder gives it up, and else at the end of what
+// the holder may trust, whether anybody asks; what else is on the session stays.
+func TestBreakOnASession(t *testing.T) {
+	t.Parallel()
+	server := servertest.Etcd(t, module)
+	breaker := open(t, etcdstore.Options{}, server.Addr())
+	others := locker(t, holdfast.Options{TTL: minTTL}, server.Addr())
+	shared := open(t, etcdstore.Options{Session: long}, server.Addr())
+	anchor := kit.Acquire(t, kit.Locker(t, shared, holdfast.Options{TTL: long}), "anchor")
+	for name, gives := range map[string]bool{"given up": true, "left alone": false} {
+		ttl := 2 * minTTL
+		if gives {
+			ttl = long
+		}
+		c := shared.Claim(name, store.ClaimOptions{TTL: ttl})
+		g, err := c.Try(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		sent := time.Now()
+		if _, err := c.Extend(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		h := store.Holder{Key: name, Owner: g.Owner}
+		for range 2 { // the second one finds it broken
+			if err := breaker.Break(t.Context(), h); err != nil {
+				t.Fatalf("%s: Break answers %v", name, err)
+			}
+		}
+		if _, err := c.Extend(t.Context()); !errors.Is(err, store.ErrLost) {
+			t.Errorf("%s: Extend of a lock that was broken answers %v, want ErrLost", name, err)
+		}
+		if h, err := shared.Inspect(t.Context(), name); err != nil || !h.Broken {
+			t.Errorf("%s: what was broken is %+v, %v, before its holder has given it up", name, h, err)
+		}
+		if gives {
+			if err := c.Release(t.Context()); !errors.Is(err, store.ErrLost) {
+				t.Errorf("%s: Release of a lock that was broken answers %v, want ErrLost", name, err)
+			}
+		}
+		next := await(t, acquiring(t.Context(), others, name), long/2, "the next holder")
+		if early := ttl - time.Since(sent); early > 0 && !gives {
+			t.Errorf("%s: another is granted the key %v before the end of what its holder was promised", name, early)
+		}
+		if next.Token() <= g.Token {
+			t.Errorf("%s: token %v comes after %v", name, next.Token(), g.Token)
+		}
+		_ = c.Release(t.Context()) // takes nothing from it
+		if err := next.Release(t.Context()); err != nil {
+			t.Errorf("%s: the next holder: %v", name, err)
+		}
+	}
+	if err := errors.Join(anchor.Err(), anchor.Release(t.Context())); err != nil {
+		t.Errorf("another lock of the session: %v", err)
+	}
+}
+
+// A lock is broken that was taken by a request without an answer. Its claim ends, does not wait for
+// itself, and leaves nothing behind.
+func TestBreakOfATryWithoutAnswer(t *testing.T) {
+	t.Parallel()
+	server := servertest.Etcd(t, module)
+	direct := connect(t, server.Addr())
+	breaker := open(t, etcdstore.Options{}, server.Addr())
+	for name, session := range map[string]time.Duration{"lease": 0, "session": long} {
+		network := &lateNetwork{kept: make(chan *pb.TxnRequest, 1)}
+		cfg := config(server.Addr())
+		cfg.DialOptions = append(cfg.DialOptions, grpc.WithChainUnaryInterceptor(network.intercept))
+		client, err := clientv3.New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { client.Close() })
+		s := warm(t, openCold(t, client, etcdstore.Options{Session: session}))
+		for _, again := range []bool{true, false} {
+			for _, wait := range []bool{true, false} {
+				key := fmt.Sprint(name, again, wait)
+				c := s.Claim(key, store.ClaimOptions{TTL: long, Wait: wait})
+				network.on.Store(true)
+				if _, err := c.Try(t.Context()); !errors.Is(err, store.ErrUncertain) {
+					t.Fatalf("%s: Try without an answer answers %v", key, err)
+				}
+				network.on.Store(false)
+				if _, err := pb.NewKVClient(direct.ActiveConnection()).Txn(t.Context(), <-network.kept); err != nil {
+					t.Fatal(err)
+				}
+				h, err := s.Inspect(t.Context(), key)
+				if err != nil || h.Owner == "" {
+					t.Fatalf("%s: the late request has taken nothing: %+v, %v", key, h, err)
+				}
+				if err := breaker.Break(t.Context(), h); err != nil {
+					t.Fatal(err)
+				}
+				if again {
+					if _, err := c.Try(t.Context()); !errors.Is(err, store.ErrLost) {
+						t.Errorf("%s: Try of a claim whose lock was broken answers %v, want ErrLost", key, err)
+					}
+				} else if err := c.Release(t.Context()); err != nil {
+					t.Errorf("%s: Release of what was never granted answers %v", key, err)
+				}
+				if err := s.Settle(t.Context()); err != nil {
+					t.Error(err)
+				}
+				servertest.Eventually(t, long/2, func() error { // without the holder's help it would be longer
+					h, err := breaker.Inspect(t.Context(), key)
+					if err == nil && (h.Owner != "" || h.Waiting > 0) {
+						err = fmt.Errorf("%s: %+v is left", key, h)
+					}
+					return err
+				})
+			}
+		}
+	}
+}
+
+// When the client is closed the store tries nothing more, and nobody waits for it; its client then
+// has nothing to warn of.
+func TestClientClosed(t *testing.T) {
+	t.Parallel()
+	server := servertest.Etcd(t, module)
+	for name, session := range map[string]time.Duration{"lease": 0, "session": long} {
+		p := servertest.NewProxy(t, server.Addr())
+		core, logs := observer.New(zap.WarnLevel)
+		cfg := config(p.Addr())
+		cfg.Logger = zap.New(core)
+		client, err := clientv3.New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := warm(t, openCold(t, client, etcdstore.Options{Session: session}))
+		c := s.Claim(name, store.ClaimOptions{TTL: long})
+		if _, err := c.Try(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		p.BlackHole()
+		ctx, cancel := context.WithTimeout(t.Context(), minTTL/4)
+		defer cancel()
+		if err := c.Release(ctx); !errors.Is(err, store.ErrUncertain) {
+			t.Errorf("%s: Release without an answer answers %v", name, err)
+		}
+		if err := s.Settle(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: Settle with something left answers %v", name, err)
+		}
+		client.Close()
+		if err := s.Settle(t.Context()); err != nil {
+			t.Errorf("%s: Settle with a closed client answers %v", name, err)
+		}
+		before := logs.Len()
+		time.Sleep(minTTL)                   // two tries of what goes on
+		if n := logs.Len() - before; n > 1 { // a request that was under way
+			t.Errorf("%s: a closed client warns %d times: %v", name, n, logs.All()[before:])
+		}
+	}
 }
 
 // A waiter keeps its place for as long as it waits, also where each of its waits is short against
