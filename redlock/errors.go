@@ -157,9 +157,9 @@ func permanent(node, key string, err error) error {
 	text := oneLine(reply.Error())
 	switch reply.Code() {
 	case "NOAUTH":
-		return refuse(node, "wants a password, and the client gives none: "+text)
+		return refuse(node, "wants a password, and the client gives none (NOAUTH)") // what Redis adds is for clients' authors
 	case "WRONGPASS":
-		return refuse(node, "refuses the credentials; give the client the server's password, and its user where there is one: "+text)
+		return refuse(node, "refuses the credentials; give the client those that the server knows: "+text)
 	case "NOPERM":
 		return refuseRights(node, text)
 	case "DENIED":

@@ -50,7 +50,7 @@ func TestPermanent(t *testing.T) {
 		says  string
 	}{
 		{&ServerError{"NOAUTH Authentication required."}, "node", "wants a password, and the client gives none"},
-		{&ServerError{"WRONGPASS invalid username-password pair"}, "node", "refuses the credentials; give the client the server's password"},
+		{&ServerError{"WRONGPASS invalid username-password pair"}, "node", "refuses the credentials; give the client those"},
 		{&ServerError{"ERR AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?"}, "node", "refuses the credentials; it has no password"},
 		{&ServerError{"NOPERM this user has no permissions to run the 'info' command"}, "node", "+info"},
 		{&ServerError{"ERR The user executing the script can't run this command or subcommand script: 7, on @user_script:1."}, "node", "+time"},

@@ -390,6 +390,9 @@ func (s *session) dial(network, addr string, timeout time.Duration) (net.Conn, e
 		return nil, errClosed
 	}
 	s.link = l
+	if s.reason == nil {
+		s.reason = fmt.Errorf("%s: no answer to the handshake yet", addr)
+	}
 	return l, nil
 }
 

@@ -21,7 +21,7 @@ Nobody extends the lease: it ends when the ttl does, unless extend is called bef
 Where a single command does the work, "holdfast run" is better: it extends the lease,
 and ends the work when the lease is lost.
 
-  ticket=$(holdfast acquire --ttl 1m nightly) || exit
+  ticket=$(holdfast acquire --ttl 30s nightly) || exit
   export HOLDFAST_TICKET=$ticket
   step-one
   HOLDFAST_TICKET=$(holdfast extend) || exit
@@ -115,7 +115,8 @@ func (f *acquireFlags) run(ctx context.Context, key string) error {
 	if err := f.ticket.checkUnused(st.Store, key); err != nil {
 		return err
 	}
-	report := startReporter(key, st.Store, false, f.verbose)
+	f.fit(st)
+	report := f.reporter(key, st.Store, false, f.verbose)
 	locks, err := holdfast.New(st.Store, &holdfast.Options{TTL: f.ttl, NoExtend: true, Label: f.callerLabel(), Observer: report})
 	if err != nil {
 		return failure(err)
@@ -134,7 +135,7 @@ func (f *acquireFlags) run(ctx context.Context, key string) error {
 	}
 	err = fmt.Errorf("%w; %q is not held", err, key)
 	if ticket != "" { // nobody has it: it must not keep others away until its ttl ends
-		lease, rerr := adopt(ctx, locks, ticket)
+		lease, rerr := adopt(ctx, locks, "release", ticket)
 		if rerr == nil {
 			rerr = release(lease)
 		}

@@ -30,7 +30,7 @@ the holder and nothing is done. To break a key that is broken already changes no
 
 Output with --json, one object:
   broken   the holder, an object as of holdfast status --json
-  free_in  seconds until KEY is free, at most
+  free_in  seconds until KEY is free, at most; in ZooKeeper, where its holder still lives
 
 Exit codes:
   0    KEY was taken from its holder
@@ -150,7 +150,10 @@ func (f *breakFlags) tell(h, after store.Holder) error {
 		if h.Broken {
 			was, by = "was broken already", shown(strings.TrimPrefix(h.Label, "broken by ")) // store.Holder's words
 		}
-		if free > 0 {
+		switch {
+		case free > 0 && after.Session:
+			when = "when its holder notices, or where that died, when its session ends"
+		case free > 0:
 			when = "in " + rounded(free).String() + " at the latest"
 		}
 		err = printText(fmt.Sprintf("%s %s by %s, owner %s; it is free %s\n", shown(h.Key), was, by, shown(h.Owner), when))

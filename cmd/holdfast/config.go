@@ -68,6 +68,7 @@ func (f *claimFlags) configure(given func(flag string) bool) error {
 	if err != nil {
 		return failure(err)
 	}
+	f.ttlGiven = c.ttl != 0 || given("ttl")
 	if c.ttl != 0 && !given("ttl") {
 		f.ttl = c.ttl
 	}

@@ -174,9 +174,13 @@ func (s *etcdSpec) absoluteFiles() error {
 // loginError says why the client could not log in.
 func (s etcdSpec) loginError(err error) error {
 	if errors.Is(rpctypes.Error(err), rpctypes.ErrAuthFailed) {
-		return &store.InvalidError{Field: "store", Value: s.shown(), Rule: "the server refuses the user or its password"}
+		return refusal(&store.InvalidError{Field: "store", Value: s.shown(), Rule: "the server refuses the user or its password"})
 	}
-	return fmt.Errorf("%w: %s: no login: %w; %s", store.ErrUnavailable, s.shown(), err, reachAdvice)
+	err = fmt.Errorf("%w: %s: no login: %w", store.ErrUnavailable, s.shown(), err)
+	if advice(err) == "" {
+		err = fmt.Errorf("%w; %s", err, reachAdvice)
+	}
+	return refusal(err)
 }
 
 // open makes a store of the cluster. Without a user nothing is sent yet: a cluster that is away

@@ -66,7 +66,7 @@ func TestEveryStore(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(everyStore)) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			e := &everyVerb{T: t, env: []string{"HOLDFAST_STORE=" + everyStore[name](t), "HOLDFAST_CONFIG=/dev/null"}}
+			e := &everyVerb{T: t, session: name == "zk", env: []string{"HOLDFAST_STORE=" + everyStore[name](t), "HOLDFAST_CONFIG=/dev/null"}}
 			e.run()
 			if name == "zk" {
 				e.noTickets()
@@ -118,7 +118,8 @@ func TestTTLBounds(t *testing.T) {
 // everyVerb runs the command with one store.
 type everyVerb struct {
 	*testing.T
-	env []string
+	session bool // a dead holder keeps its key for as long as its session lasts
+	env     []string
 }
 
 // verb runs holdfast, which ends with that code, and returns what it prints; where it fails, on
@@ -227,8 +228,17 @@ func (e *everyVerb) ends() {
 	if err := os.WriteFile(dir+"/stop", nil, 0o600); err != nil { // where the command outlives it
 		e.Fatal(err)
 	}
-	if h := e.status(0, "dead"); h.State != "held" {
+	if h := e.status(0, "dead"); h.State != "held" || h.Session != e.session {
 		e.Errorf("after the holder's death: %+v", h)
+	}
+	bounded := "unless extended"
+	if e.session {
+		bounded = "session ends"
+	}
+	for _, args := range [][]string{{"status", "dead"}, {"run", "-n", "--ttl", everyTTL, "dead", "--", "true"}} {
+		if code, out, errs := verbIn(e.T, e.env, args...); code == exitFailed || !strings.Contains(out+errs, bounded) {
+			e.Errorf("after the holder's death: %s", out+errs)
+		}
 	}
 	p, _ := e.hold("broken")
 	if out := e.verb(exitUsage, "break", "broken"); !strings.Contains(out, "nothing was done") {

@@ -105,7 +105,7 @@ func (f *extendFlags) run(ctx context.Context, args []string) error {
 	if err != nil {
 		return failure(err)
 	}
-	lease, err := adopt(ctx, locks, text)
+	lease, err := adopt(ctx, locks, "extend", text)
 	if err != nil {
 		return err
 	}
@@ -140,7 +140,7 @@ func (f *extendFlags) watch(ctx context.Context, st *opened, key, ticket string)
 	adopted := make(chan struct{})
 	go func() {
 		defer close(adopted)
-		lease, err = adopt(ctx, locks, ticket)
+		lease, err = adopt(ctx, locks, "extend", ticket)
 	}()
 	select {
 	case <-adopted:

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -65,8 +66,10 @@ Exit codes:
   1    the token is stale: a larger one was seen. The work must stop
   64   the command line or the URL is wrong
   125  holdfast failed; also where the marks cannot be reached, others keep them for longer
-       than --wait, or check finds no such mark. After a claim the mark may be raised: to
-       claim again is right`
+       than --wait, or check finds no mark or a smaller one, since claim comes first. After a
+       claim the mark may be raised: to claim again is right`
+
+const claimFirst = "holdfast fence claim comes first"
 
 // fenceFlags are the flags of fence.
 type fenceFlags struct {
@@ -104,7 +107,7 @@ func fenceCommand() *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&f.marks, "marks", "", "`URL` of the marks (default $"+marksVariable+")")
-	flags.DurationVarP(&f.wait, "wait", "w", 5*time.Second, "wait at most this long for others that use the marks")
+	flags.DurationVarP(&f.wait, "wait", "w", 5*time.Second, "wait at most this long for others that use the marks, and for an answer at most 10s more")
 	flags.BoolVarP(&f.verbose, "verbose", "v", false, "also tell of success")
 	flags.SortFlags = false
 	return cmd
@@ -140,13 +143,9 @@ func (f *fenceFlags) run(ctx context.Context, verb string, args []string) error 
 	case errors.Is(err, fence.ErrStale):
 		return &exit{exitConflict, err}
 	case errors.Is(err, fence.ErrUnclaimed), errors.Is(err, fence.ErrNoResource) && spec.column == nil:
-		err = fmt.Errorf("%w; holdfast fence claim comes first", err)
+		err = fmt.Errorf("%w; %s", err, claimFirst)
 	}
-	err = asked("fence "+verb, "", f.wait+answerLimit, err)
-	if advice(err) == reachAdvice {
-		return &exit{exitFailed, fmt.Errorf("%w; %s", err, reachMarksAdvice)}
-	}
-	return refusal(err)
+	return f.refusal(ctx, verb, err)
 }
 
 // fenceArgs are the arguments, else what holdfast run says in the environment.
@@ -172,6 +171,14 @@ func fenceArgs(args []string) (resource string, t fence.Token, err error) {
 		return "", 0, &exit{exitUsage, err}
 	}
 	return resource, t, failureOf(fence.CheckResource(resource))
+}
+
+// refusal is the end of a verb whose marks do not do what they were asked for.
+func (f *fenceFlags) refusal(ctx context.Context, verb string, err error) error {
+	if ctx.Err() != nil {
+		return refusalOfMarks(asked("fence "+verb, "", f.wait+answerLimit, err))
+	}
+	return refusalOfMarks(fmt.Errorf("fence %s: %w", verb, err)) // also where the guard's own time was over
 }
 
 // failureOf is [failure], and nil for nil.
@@ -206,7 +213,7 @@ func (s marksSpec) open(ctx context.Context, wait time.Duration, claims bool) (_
 	if claims {
 		if err := g.EnsureSchema(ctx); err != nil {
 			db.Close()
-			return nil, nil, &exit{exitFailed, err}
+			return nil, nil, (&fenceFlags{wait: wait}).refusal(ctx, "claim", err)
 		}
 	}
 	return g, func() { db.Close() }, nil
@@ -242,8 +249,13 @@ func (s marksSpec) openSQLite(make bool) (*sql.DB, error) {
 	dsn += "?_pragma=busy_timeout(10)&_pragma=synchronous(FULL)&_txlock=immediate&mode=rw"
 	if make {
 		dsn += "c"
-	} else if _, err := os.Stat(path); err != nil {
+	} else if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) && s.column == nil {
+		return nil, &exit{exitFailed, fmt.Errorf("there are no marks in %s yet; %s", path, claimFirst)}
+	} else if err != nil {
 		return nil, &exit{exitFailed, fmt.Errorf("the marks cannot be read: %w", err)}
+	}
+	if err := noFolder(path); err != nil {
+		return nil, &exit{exitFailed, fmt.Errorf("the marks cannot be used: %w", err)}
 	}
 	return sql.Open("sqlite", dsn)
 }

@@ -7,6 +7,9 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/store"
 )
 
 // add adds the flags that say which store.
@@ -57,12 +60,29 @@ type claimFlags struct {
 	nonblock     bool
 	conflictCode uint8
 	label        string
+
+	ttlGiven bool // by the flag or the configuration file
+}
+
+// fit takes the ttl that st keeps where none was given, and reports whether that is another one.
+func (f *claimFlags) fit(st store.Store) bool {
+	if f.ttlGiven {
+		return false
+	}
+	i := st.Info()
+	ttl := max(f.ttl, i.MinTTL)
+	if i.MaxTTL > 0 {
+		ttl = min(ttl, i.MaxTTL)
+	}
+	changed := ttl != f.ttl
+	f.ttl = ttl
+	return changed
 }
 
 // add adds the flags. ttlUsage says what the ttl means to the verb.
 func (f *claimFlags) add(flags *pflag.FlagSet, ttlUsage string) {
 	f.store.add(flags)
-	flags.DurationVar(&f.ttl, "ttl", 15*time.Second, ttlUsage)
+	flags.DurationVar(&f.ttl, "ttl", holdfast.DefaultTTL, ttlUsage)
 	flags.DurationVarP(&f.wait, "wait", "w", 0, "wait for KEY and for the store at most this long (default without end)")
 	flags.BoolVarP(&f.nonblock, "nonblock", "n", false, "do not wait")
 	flags.Uint8VarP(&f.conflictCode, "conflict-exit-code", "E", exitConflict, "exit `CODE` where another holds KEY")

@@ -195,7 +195,7 @@ func parseUpstream(raw string) (*url.URL, error) {
 	u, err := url.Parse(raw)
 	switch {
 	case err != nil:
-		return refuse("is not a valid URL")
+		return refuse("is not a valid URL: write http://HOST[:PORT] or https://HOST[:PORT]")
 	case u.Scheme != "http" && u.Scheme != "https", u.Hostname() == "":
 		return refuse("must be http://HOST[:PORT] or https://HOST[:PORT]")
 	case u.User != nil:

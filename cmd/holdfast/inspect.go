@@ -41,21 +41,26 @@ func (f storeFlags) inspector() (i store.Inspector, done func(), err error) {
 	return i, st.close, nil
 }
 
-// inspectTries: the first contact may take longer than a server has for an answer.
-const inspectTries = 3
+// A first contact may take longer than a server has for an answer, where that is short. A store that
+// has been waited for is not asked again.
+const (
+	inspectTries = 3
+	inspectAgain = time.Second
+)
 
 // inspectKey asks who holds a key, and whose vote each server has, where the store
 // tells that.
 func inspectKey(ctx context.Context, i store.Inspector, key string) (store.Holder, []nodeVote, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerLimit)
 	defer cancel()
+	began := time.Now()
 	for try := 1; ; try++ {
 		var nodes nodeVotes
 		h, err := i.Inspect(store.WithTrace(ctx, nodes.tell), key)
 		switch {
 		case err == nil:
 			return h, nodes.sorted(), nil
-		case try == inspectTries || !errors.Is(err, store.ErrUnavailable):
+		case try == inspectTries || time.Since(began) > inspectAgain || !errors.Is(err, store.ErrUnavailable):
 			return h, nil, refusal(asked("status", key, answerLimit, err))
 		}
 	}
@@ -70,25 +75,56 @@ func refusal(err error) error {
 	return &exit{exitFailed, err}
 }
 
+// What a user can do. The URL stands in theURL, or in theMarks.
 const (
-	reachAdvice      = "check that --store (or " + storeVariable + reachable
-	reachMarksAdvice = "check that --marks (or " + marksVariable + reachable
-	reachable        = ") names servers that run and can be reached from this machine"
+	theURL   = "--store (or " + storeVariable + ")"
+	theMarks = "--marks (or " + marksVariable + ")"
+
+	reachAdvice  = "check that " + theURL + " names servers that run and can be reached from this machine"
+	answerAdvice = "check that " + theURL + " names servers that run, each by its own port, and TLS where that port has it and only there"
+	noTLSAdvice  = "the server has no TLS on that port: take it out of " + theURL + " (redis and etcd without the s, sslmode=disable of postgres, no tls= of mysql), or give it to the server"
+	loginAdvice  = "look at the user and the password in " + theURL + ", or at its password-file="
 )
 
 // advice is what a user of the command can do about an error of the store, or empty.
 func advice(err error) string {
 	dial, _ := errors.AsType[*net.OpError](err)
+	_, unknownHost := errors.AsType[*net.DNSError](err)
 	says := func(text string) bool { return strings.Contains(err.Error(), text) }
+	saysAny := func(texts ...string) bool { return slices.ContainsFunc(texts, says) }
 	switch {
 	case says("TLS certificate is not trusted"):
 		return "they are tls-ca= and tls-server-name= in the URL"
 	case says("x509: "):
 		return "see tls-ca= and tls-server-name= (sslrootcert= of postgres) in holdfast run --help"
-	case dial != nil && dial.Op == "dial", says("Error while dialing"), says("there is no session with ZooKeeper"):
+	case strings.HasSuffix(err.Error(), "server refused TLS connection"), // else pgx has gone on without TLS
+		saysAny("server does not support TLS", "does not look like a TLS handshake", "authentication handshake failed"):
+		return noTLSAdvice
+	case saysAny("NOAUTH", "WRONGPASS", "without any password configured", "refuses the user or its password", "refuses the credentials"):
+		return loginAdvice
+	case says("is not ZooKeeper's protocol"): // and says what to do
+		return ""
+	case dial != nil && dial.Op == "dial", unknownHost, says("Error while dialing"):
+		return reachAdvice
+	case saysAny(wrongProtocol...):
+		return answerAdvice
+	case says("there is no session with ZooKeeper"):
 		return reachAdvice
 	}
 	return ""
+}
+
+// wrongProtocol are words for what servers answer, or do not, to the protocol of another kind of
+// server, or to one with TLS where they have none or without it where they have.
+var wrongProtocol = []string{"no answer", "no reply in time", "unknown message type", "unexpected message", "closed before anything was answered",
+	"error reading server preface", "malformed packet", "busy buffer", "unexpected EOF"}
+
+// refusalOfMarks is [refusal] for marks.
+func refusalOfMarks(err error) error {
+	if text := advice(err); text != "" {
+		err = fmt.Errorf("%w; %s", err, strings.ReplaceAll(text, theURL, theMarks))
+	}
+	return &exit{exitFailed, err}
 }
 
 // asked wraps an error of a store with what was asked.
@@ -163,6 +199,7 @@ type holderJSON struct {
 	Since   float64    `json:"since,omitempty"`
 	TTL     *float64   `json:"ttl,omitempty"`
 	NoTTL   bool       `json:"no_ttl,omitempty"`
+	Session bool       `json:"session,omitempty"`
 	Foreign bool       `json:"foreign,omitempty"`
 	Waiting int        `json:"waiting,omitempty"`
 	Queue   []queued   `json:"queue,omitempty"`
@@ -178,7 +215,7 @@ type queued struct {
 
 func jsonHolder(h store.Holder, nodes []nodeVote) holderJSON {
 	j := holderJSON{keyJSON: jsonKey(h.Key), State: state(h), Label: h.Label, Owner: h.Owner, Token: int64(h.Token),
-		TTL: seconds(h), NoTTL: h.NoTTL, Foreign: h.Foreign, Waiting: h.Waiting, Nodes: nodes}
+		TTL: seconds(h), NoTTL: h.NoTTL, Session: h.Session, Foreign: h.Foreign, Waiting: h.Waiting, Nodes: nodes}
 	for _, q := range h.Queue {
 		j.Queue = append(j.Queue, queued{q.Label, q.Owner, q.Waited.Seconds()})
 	}
@@ -221,8 +258,11 @@ func whose(h store.Holder) string {
 
 // ends says in words when a grant ends.
 func ends(h store.Holder) string {
-	if h.NoTTL {
+	switch {
+	case h.NoTTL:
 		return "never by itself"
+	case h.Session:
+		return "with its session"
 	}
 	return "in " + rounded(h.TTL).String()
 }

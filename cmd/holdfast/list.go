@@ -104,10 +104,11 @@ func list(ctx context.Context, stores storeFlags, prefix string, asJSON bool) er
 // listAgain lists, and begins again where the first answer does not come in time.
 func listAgain(ctx context.Context, i store.Inspector, prefix string) iter.Seq2[store.Holder, error] {
 	return func(yield func(store.Holder, error) bool) {
+		began := time.Now()
 		for try := 1; ; try++ {
 			again := false
 			for h, err := range i.List(ctx, prefix) {
-				again = errors.Is(err, store.ErrUnavailable) && try < inspectTries
+				again = errors.Is(err, store.ErrUnavailable) && try < inspectTries && time.Since(began) < inspectAgain
 				if again {
 					break
 				}

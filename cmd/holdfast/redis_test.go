@@ -149,7 +149,7 @@ func TestRedisURLsThatFail(t *testing.T) {
 		text      string
 	}{
 		{"wrong password", "redis://:hunter3@" + plain.Addr(), store.ErrInvalid, "credentials"},
-		{"no password", "redis://" + plain.Addr(), store.ErrInvalid, "credentials"},
+		{"no password", "redis://" + plain.Addr(), store.ErrInvalid, "wants a password"},
 		{"no such database", "redis://:hunter2@" + plain.Addr() + "/99", store.ErrInvalid, "database"},
 		{"unknown authority", "rediss://" + secure.TLSAddr() + "?tls-ca=" + others.CA + client, store.ErrInvalid, "authority (CA)"},
 		{"system's authorities", "rediss://" + secure.TLSAddr(), store.ErrInvalid, "authority"},

@@ -68,7 +68,7 @@ func releaseTicket(ctx context.Context, stores storeFlags, ticket ticketFlags, a
 	if err != nil {
 		return failure(err)
 	}
-	lease, err := adopt(ctx, locks, text)
+	lease, err := adopt(ctx, locks, "release", text)
 	if err != nil {
 		return err
 	}

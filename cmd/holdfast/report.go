@@ -77,17 +77,12 @@ func makeReporter(key string) *reporter {
 		acquired: make(chan struct{}), told: make(chan struct{})}
 }
 
-// reporter begins to tell of a wait as the flags say.
-func (f *runFlags) reporter(key string, st store.Store) *reporter {
-	return startReporter(key, st, f.json, f.verbose)
-}
-
-// startReporter begins to tell of a wait. The store is asked who holds the key, if it can
-// tell.
-func startReporter(key string, st store.Store, json, verbose bool) *reporter {
+// reporter begins to tell of a wait, if there is to be one. The store is asked who holds the key,
+// if it can tell.
+func (f *claimFlags) reporter(key string, st store.Store, json, verbose bool) *reporter {
 	r := makeReporter(key)
 	r.json, r.verbose = json, verbose
-	t := &teller{r: r, began: time.Now()}
+	t := &teller{r: r, began: time.Now(), still: f.nonblock}
 	if !r.json && stderr.isTerminal() {
 		inspector, _ := st.(store.Inspector)
 		t.asker = &asker{inspector: inspector, key: key}
@@ -205,7 +200,7 @@ func (r *reporter) advice() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.why == nil {
-		return ""
+		return answerAdvice
 	}
 	return advice(r.why)
 }

@@ -106,6 +106,8 @@ type runFlags struct {
 	lostCode uint8
 	json     bool
 	verbose  bool
+
+	given func(flag string) bool
 }
 
 func runCommand() *cobra.Command {
@@ -188,7 +190,19 @@ func (f *runFlags) check(given func(flag string) bool) error {
 	if err := f.claimFlags.check(given); err != nil {
 		return err
 	}
-	if !given("grace") {
+	f.given = given
+	switch {
+	case f.lostCode == 0:
+		return usage("invalid --lost-exit-code 0: a lost lease is never a success")
+	case given("min-hold") && f.minHold <= 0:
+		return usage("invalid --min-hold %v: must be positive", f.minHold)
+	}
+	return f.times()
+}
+
+// times sets the grace where it is not given, and refuses times for which the ttl is too short.
+func (f *runFlags) times() error {
+	if !f.given("grace") {
 		f.grace = min(5*time.Second, f.ttl/4)
 		if f.maxHold > 0 {
 			f.grace = min(f.grace, f.maxHold/4)
@@ -196,16 +210,12 @@ func (f *runFlags) check(given func(flag string) bool) error {
 	}
 	slack := f.slack()
 	switch {
-	case f.lostCode == 0:
-		return usage("invalid --lost-exit-code 0: a lost lease is never a success")
 	case f.ttl < 4*minSlack:
 		return usage("invalid --ttl %v: must be at least %v, to end CMD in time when the lease is lost", f.ttl, 4*minSlack)
 	case f.grace < 0 || f.grace > f.ttl/2-slack:
 		return usage("invalid --grace %v: must be from 0s to half of the ttl less %v (%v)", f.grace, slack, f.ttl/2-slack)
-	case given("max-hold") && f.maxHold <= f.grace+minSlack:
+	case f.given("max-hold") && f.maxHold <= f.grace+minSlack:
 		return usage("invalid --max-hold %v: must be more than the grace and %v (%v)", f.maxHold, minSlack, f.grace+minSlack)
-	case given("min-hold") && f.minHold <= 0:
-		return usage("invalid --min-hold %v: must be positive", f.minHold)
 	case f.maxHold > 0 && f.minHold > f.maxHold:
 		return usage("invalid --min-hold %v: must be at most --max-hold (%v)", f.minHold, f.maxHold)
 	}
@@ -224,8 +234,13 @@ func (f *runFlags) run(ctx context.Context, key string, argv []string) error {
 		return failure(err)
 	}
 	defer st.close()
+	if f.fit(st) {
+		if err := f.times(); err != nil {
+			return err
+		}
+	}
 
-	report := f.reporter(key, st.Store)
+	report := f.reporter(key, st.Store, f.json, f.verbose)
 	locks, err := holdfast.New(st.Store, &holdfast.Options{TTL: f.ttl, ExtendEvery: f.ttl / 8, Margin: f.grace + f.slack(), Label: f.label, Observer: report})
 	if err != nil {
 		return failure(err)

@@ -36,10 +36,13 @@ Output with --json, one object:
   since    Unix time in seconds
   ttl      seconds until the lease ends unless it is extended
   no_ttl   true where it never ends by itself
+  session  true in ZooKeeper: where the holder died, KEY is free when its session ends, up to
+           the session-timeout and 2s after that, and not when the ttl does
   foreign  true for another library's lock
   waiting  how many wait in the store's queue
   queue    of each of the first of them: label, owner, waited in seconds
-  nodes    for Redis, of each server: node, answer, error, label, owner, ttl
+  nodes    for Redis, of each server: node, answer (busy: it has a vote; none; no answer;
+           or what else it holds), error, and of its vote label, owner, ttl
 What is not known is left out.
 
 Exit codes:
@@ -112,6 +115,10 @@ func statusText(h store.Holder, nodes []nodeVote) string {
 		switch {
 		case h.NoTTL:
 			line("ends", "never by itself; holdfast break takes it")
+		case h.Session && h.Broken:
+			line("free", "when its holder notices; where that died, when its session ends")
+		case h.Session:
+			line("ends", "when it is released; where its holder died, when its session ends")
 		case h.Broken:
 			line("free", ends(h)+" at the latest")
 		default:

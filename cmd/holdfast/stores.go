@@ -48,8 +48,9 @@ Parameters of one kind of store:
   postgres  notify=1      releases wake waiters; and the parameters of psql, such as
             sslmode, sslrootcert, sslcert and sslkey in place of those of TLS
   mysql     tls=true, false, skip-verify or preferred
-An etcd cluster takes a --ttl from 2s on, in whole seconds; with a user in its URL, holdfast
-logs in first, and ends where it cannot.
+Without --ttl it is 15s, or the nearest that the store keeps. An etcd cluster keeps one from 2s
+on, rounded up to whole seconds; with a user in its URL, holdfast logs in first where the
+cluster has logins on, and ends where it cannot.
 Special characters are written as %XX: / ? # % @ in a password are %2F %3F %23 %25 %40, and
 in a path ? # % are %3F %23 %25.
 Everybody on the machine can read a command line: a password belongs into HOLDFAST_STORE, the
@@ -401,6 +402,9 @@ func openSQLite(path string) (*opened, error) {
 		}
 		return nil, &exit{exitFailed, errors.New("the folder of the store cannot be used: " + err.Error() + advice)}
 	}
+	if err := noFolder(path); err != nil {
+		return nil, &exit{exitFailed, fmt.Errorf("the store cannot be used: %w", err)}
+	}
 	dsn, err := sqlstore.SQLiteDSN(path)
 	if err != nil {
 		return nil, err
@@ -418,6 +422,18 @@ func openSQLite(path string) (*opened, error) {
 		Store: st, spec: storeSpec{scheme: "sqlite", path: path}.url(),
 		close: func() { db.Close() }, pause: func() func() { return pauseSQLite(db) },
 	}, nil
+}
+
+// noFolder refuses a path at which there is something else than a file.
+func noFolder(path string) error {
+	info, err := os.Stat(path)
+	switch {
+	case err != nil || info.Mode().IsRegular():
+		return nil
+	case info.IsDir():
+		return fmt.Errorf("%s is a folder; name a file in it, such as %s", path, filepath.Join(path, "locks.db"))
+	}
+	return fmt.Errorf("%s is no file", path)
 }
 
 // pauseSQLite sees to it that no transaction is open while the process is stopped, since that would

@@ -249,18 +249,27 @@ func (f *ticketFlags) hand(lease *holdfast.Lease) (ticket string, err error) {
 const adoptPause = 100 * time.Millisecond
 
 // adopt takes over the lease of a ticket, and extends it thereby. A store that does not
-// answer is asked again, for a while and as long as the ticket is good.
-func adopt(ctx context.Context, locks *holdfast.Locker, ticket string) (*holdfast.Lease, error) {
+// answer is asked again, for a while and as long as the ticket is good. Errors are those of the verb.
+func adopt(ctx context.Context, locks *holdfast.Locker, verb, ticket string) (*holdfast.Lease, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerLimit)
 	defer cancel()
-	lease, err := locks.Adopt(ctx, ticket)
+	try := func() (*holdfast.Lease, error) {
+		lease, err := locks.Adopt(ctx, ticket)
+		if e, ok := err.(*holdfast.Error); ok {
+			told := *e
+			told.Op = verb // nobody has asked to adopt
+			err = &told
+		}
+		return lease, err
+	}
+	lease, err := try()
 	var last error // of the attempts before
 	for unanswered(err) && ctx.Err() == nil {
 		last = err
 		select {
 		case <-ctx.Done():
 		case <-time.After(adoptPause):
-			lease, err = locks.Adopt(ctx, ticket)
+			lease, err = try()
 		}
 		if ctx.Err() != nil && err != nil { // that the time is up says less than why
 			err = last

@@ -24,6 +24,7 @@ type teller struct {
 	r     *reporter
 	began time.Time
 	asker *asker // nil where there is no terminal
+	still bool   // nobody waits: it is not told how long an answer takes
 
 	last string // sort of the reason that was told last
 	told time.Time
@@ -31,8 +32,12 @@ type teller struct {
 
 func (t *teller) tell() {
 	defer close(t.r.told)
-	tick := time.NewTicker(reportAfter)
-	defer tick.Stop()
+	var ticks <-chan time.Time
+	if !t.still {
+		ticker := time.NewTicker(reportAfter)
+		defer ticker.Stop()
+		ticks = ticker.C
+	}
 	var first <-chan struct{}
 	if t.r.json { // people need not know before the first tick
 		first = t.r.waits
@@ -45,7 +50,7 @@ func (t *teller) tell() {
 		case <-first:
 			first = nil
 			t.line(time.Now())
-		case now := <-tick.C:
+		case now := <-ticks:
 			if t.asker != nil && stderr.inForeground() {
 				t.progress(now)
 			} else {

@@ -99,7 +99,7 @@ func TestParseZKRefuses(t *testing.T) {
 
 func TestOpenZK(t *testing.T) {
 	server := servertest.ZooKeeper(t)
-	s, err := parseZK("zk://u:p@" + server.Addr() + "/apps?session-timeout=2s")
+	s, err := parseZK("zk://u:p@" + server.Addr() + "/apps?session-timeout=20s")
 	if err != nil {
 		t.Fatal(err)
 	}

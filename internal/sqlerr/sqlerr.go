@@ -58,7 +58,7 @@ func Entry(err error, server string) (rule string) {
 	case number != 0 && server != MySQLServer:
 		return "is " + MySQLServer + " and not " + server + "; set the Dialect to what it is"
 	case state == "28P01", state == "28000", number == 1045, number == 1698, number == 1130:
-		return "refuses the user or its password; look at both, and whether the server lets that user in from here"
+		return "refuses the user or its password; the server must know both, and let that user in from here"
 	case state == "3D000", number == 1049:
 		return "does not exist on the server; create it, or name another one"
 	case number == 1044: // also for one that is missing, where the user may not see which there are

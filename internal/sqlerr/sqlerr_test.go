@@ -116,7 +116,7 @@ func TestEntry(t *testing.T) {
 		says   string // empty: it is no such error
 	}{
 		{pg("28P01"), PostgreSQLServer, PostgreSQL, "user or its password"}, {my(1045), MySQLServer, MySQL, "user or its password"},
-		{my(1698), MySQLServer, MySQL, "user or its password"}, {my(1130), MySQLServer, MySQL, "lets that user in"},
+		{my(1698), MySQLServer, MySQL, "user or its password"}, {my(1130), MySQLServer, MySQL, "let that user in"},
 		{pg("3D000"), PostgreSQLServer, PostgreSQL, "create it"}, {my(1049), MySQLServer, nil, "create it"}, {my(1044), MySQLServer, MySQL, "grant SELECT"},
 		{pg("42703"), MySQLServer, MySQL, "is PostgreSQL and not MySQL or MariaDB; set the Dialect"},
 		{pg("42601"), NoServer, SQLite, "is PostgreSQL and not SQLite"}, {my(1064), NoServer, SQLite, "is MySQL or MariaDB and not SQLite"},
