@@ -271,7 +271,7 @@ func TestLostCreateReplyLeavesNoOrphan(t *testing.T) {
 	runs, hits, found := kit.Count(12, 500), 0, 0
 	for i := range runs {
 		claim := s.Claim("k", store.ClaimOptions{TTL: sessionTimeout / 2, Wait: i%2 == 0, Label: "orphan"})
-		lost := proxy.DropReplyTo(servertest.Only(1, asks(opMulti)))
+		lost := proxy.DropReplyTo(servertest.Only(1, creates))
 		_, err := claim.Try(ctx)
 		lost.Stop()
 		hits += lost.Count()
@@ -347,7 +347,7 @@ func TestSessionMoved(t *testing.T) {
 		free(t, s, "k")
 		proxies[1].Heal()
 		claim := s.Claim("k", store.ClaimOptions{TTL: 2 * time.Second, Wait: true})
-		held := proxies[0].Hold(asks(opMulti))
+		held := proxies[0].Hold(creates)
 		if _, err := claim.Try(t.Context()); !errors.Is(err, store.ErrUncertain) {
 			t.Fatalf("a Try that is stuck answers %v, want ErrUncertain", err)
 		}

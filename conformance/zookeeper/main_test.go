@@ -1,6 +1,7 @@
 package zookeeper
 
 import (
+	"bytes"
 	"encoding/binary"
 	"flag"
 	"slices"
@@ -71,6 +72,12 @@ const (
 	opMulti  = 14
 	opClose  = -11
 )
+
+// creates matches the transaction that makes a claim's node, whose record it carries: other
+// transactions only ask.
+func creates(chunk []byte) bool {
+	return asks(opMulti)(chunk) && bytes.Contains(chunk, []byte(`"ttl":`))
+}
 
 // asks matches chunks with a request of one of the kinds: a request is its length, a number of its
 // own, its kind and what that needs.
