@@ -67,21 +67,20 @@ func (s *Store) Adopt(ctx context.Context, ticket string) (store.Claim, store.Gr
 // neither free the key, at the end of its time, nor lose it by the end of the session.
 func (c *claim) move(ctx context.Context) error {
 	a, _ := c.state()
-	resp, err := look(ctx, c.s.kv.Range, &pb.RangeRequest{Key: []byte(c.path)})
+	e, err := c.s.read(ctx, c.path)
 	switch {
 	case err != nil:
 		return err
-	case len(resp.Kvs) == 0:
+	case e == nil:
 		return c.gone(nil)
 	}
-	e := newEntry(resp.Kvs[0])
 	revision := e.change
 	switch {
 	case e.Owner == a.owner && e.lease == a.lease: // an earlier call has moved it
 	case e.change != a.revision:
 		return c.gone(&store.HeldError{Holder: e.holder(c.key, 0)})
 	default:
-		if revision, err = c.rehouse(ctx, a, resp.Kvs[0].Value); err != nil {
+		if revision, err = c.rehouse(ctx, a, e.value); err != nil {
 			return err
 		}
 	}

@@ -147,11 +147,7 @@ func (s *Store) extendBatch(ctx context.Context, claims []*claim, results []stor
 		case err != nil:
 			results[i].Err = err
 		default:
-			var now *entry
-			if kv := found(resp, i); kv != nil {
-				now = newEntry(kv)
-			}
-			results[i] = c.extended(a, left[a.on()], sent, passed, now)
+			results[i] = c.extended(a, left[a.on()], sent, passed, newEntry(found(resp, i)))
 		}
 	}
 }

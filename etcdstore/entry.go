@@ -52,13 +52,18 @@ func (r record) text() []byte {
 // entry is what etcd has for a lock's key.
 type entry struct {
 	record
-	foreign         bool // not written by a store
+	value           []byte // the record as it is
+	foreign         bool   // not written by a store
 	lease           int64
 	created, change int64 // revisions
 }
 
+// newEntry reads a key, and answers nil for nil.
 func newEntry(kv *mvccpb.KeyValue) *entry {
-	e := &entry{lease: kv.Lease, created: kv.CreateRevision, change: kv.ModRevision}
+	if kv == nil {
+		return nil
+	}
+	e := &entry{value: kv.Value, lease: kv.Lease, created: kv.CreateRevision, change: kv.ModRevision}
 	if json.Unmarshal(kv.Value, &e.record) != nil || e.Owner == "" || e.Key == "" && len(e.Key64) == 0 {
 		e.record, e.foreign = record{Owner: string(kv.Value)}, true
 	}

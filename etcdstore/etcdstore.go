@@ -277,16 +277,13 @@ func leaseID() int64 {
 // seconds rounds a ttl up to what etcd knows.
 func seconds(ttl time.Duration) int64 { return int64((ttl + time.Second - 1) / time.Second) }
 
-// read answers what etcd has for the path, nil where nothing, and the revision of the answer.
-func (s *Store) read(ctx context.Context, path string) (*entry, int64, error) {
+// read answers what the key is; nil where it is missing.
+func (s *Store) read(ctx context.Context, path string) (*entry, error) {
 	resp, err := look(ctx, s.kv.Range, &pb.RangeRequest{Key: []byte(path)})
-	switch {
-	case err != nil:
-		return nil, 0, err
-	case len(resp.Kvs) == 0:
-		return nil, resp.Header.Revision, nil
+	if err != nil || len(resp.Kvs) == 0 {
+		return nil, err
 	}
-	return newEntry(resp.Kvs[0]), resp.Header.Revision, nil
+	return newEntry(resp.Kvs[0]), nil
 }
 
 // lend makes a lease of that id. Where a request without an answer has made it before, its time

@@ -31,8 +31,7 @@ func (s *Store) inspect(ctx context.Context, key string) (store.Holder, error) {
 	if err != nil {
 		return h, err
 	}
-	if kv := found(resp, 0); kv != nil {
-		e := newEntry(kv)
+	if e := newEntry(found(resp, 0)); e != nil {
 		left, err := s.left(ctx, e)
 		if err != nil {
 			return h, err
@@ -158,7 +157,7 @@ func (s *Store) Break(ctx context.Context, h store.Holder) error {
 
 func (s *Store) breakOff(ctx context.Context, h store.Holder) error {
 	for range 3 { // it may change while we look
-		e, _, err := s.read(ctx, s.path(h.Key))
+		e, err := s.read(ctx, s.path(h.Key))
 		if err != nil {
 			return err
 		}

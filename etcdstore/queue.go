@@ -27,22 +27,21 @@ const (
 
 // queue is what surrounds a claim at one revision.
 type queue struct {
-	revision int64
-	holder   *entry   // nil where the key is free
-	place    int64    // revision at which the claim has queued up; zero where it has not
-	ahead    []string // keys of those before it, the first one first, at most maxAhead
-	skipped  []string // those whose turns have passed while the key was free; nil before
+	holder  *entry   // nil where the key is free
+	place   int64    // revision at which the claim has queued up; zero where it has not
+	ahead   []string // keys of those before it, the first one first, at most maxAhead
+	skipped []string // those whose turns have passed while the key was free; nil before
 }
 
 // grace is for how long a free key is left to those ahead.
 func (q queue) grace() time.Duration { return turn * time.Duration(max(1, len(q.ahead))) }
 
 // waitPath is the claim's own key in the queue.
-func (c *claim) waitPath(a attempt) string { return c.path + "/" + a.owner }
+func (c *claim) waitPath(a attempt) string { return waitPath(c.path, a.owner) }
+
+func waitPath(path, owner string) string { return path + "/" + owner }
 
 // waitRange is the range of the queue's keys.
-func (c *claim) waitRange() (from, to []byte) { return waitRange(c.path) }
-
 func waitRange(path string) (from, to []byte) { return []byte(path + "/"), after(path + "/") }
 
 // looksFirst reports whether the key is likely held and a read tells all that is of use.
@@ -56,7 +55,7 @@ func (c *claim) looksFirst(a attempt) bool {
 // nobodyAhead is the condition that no waiter came before the claim: all have later
 // revisions than its own, which is among them; and where it has not queued up, there is none.
 func (c *claim) nobodyAhead(a attempt) *pb.Compare {
-	from, to := c.waitRange()
+	from, to := waitRange(c.path)
 	cmp := &pb.Compare{Key: from, RangeEnd: to, Target: pb.Compare_CREATE, Result: pb.Compare_EQUAL,
 		TargetUnion: &pb.Compare_CreateRevision{CreateRevision: 0}}
 	if a.place != 0 {
@@ -84,10 +83,7 @@ func waiters(path string, keysOnly bool) *pb.RequestOp {
 
 // around is what lookingAround has found, whose answers begin at that place.
 func (c *claim) around(a attempt, resp *pb.TxnResponse, first int) queue {
-	q := queue{revision: resp.Header.Revision}
-	if kv := found(resp, first); kv != nil {
-		q.holder = newEntry(kv)
-	}
+	q := queue{holder: newEntry(found(resp, first))}
 	if own := found(resp, first+1); own != nil && c.o.Wait {
 		q.place = own.CreateRevision
 		for _, kv := range resp.Responses[first+2].GetResponseRange().GetKvs() {

@@ -215,7 +215,7 @@ func (s *Store) clearing(l leftover) *pb.TxnRequest {
 		other = append(other, putting([]byte(s.voidPath(l.owner)), nil, l.n.id))
 	}
 	if l.waits {
-		other = append(other, deleting([]byte(l.path+"/"+l.owner)))
+		other = append(other, deleting([]byte(waitPath(l.path, l.owner))))
 	}
 	return &pb.TxnRequest{
 		Compare: []*pb.Compare{
@@ -268,8 +268,8 @@ func (s *Store) clear(ctx context.Context, left []leftover) ([]bool, error) {
 			l.n.voids++
 			l.n.mu.Unlock()
 		}
-		if kv := found(one, len(one.Responses)-1); kv != nil && kv.Lease == l.n.id && newEntry(kv).Owner == brokenOwner(l.owner) {
-			broken = append(broken, leftover{n: l.n, path: l.path, owner: l.owner, value: string(kv.Value)})
+		if e := newEntry(found(one, len(one.Responses)-1)); e != nil && e.lease == l.n.id && e.Owner == brokenOwner(l.owner) {
+			broken = append(broken, leftover{n: l.n, path: l.path, owner: l.owner, value: string(e.value)})
 		}
 	}
 	if len(broken) > 0 {

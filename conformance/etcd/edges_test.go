@@ -60,13 +60,15 @@ func breakLate(t *testing.T, session time.Duration) {
 	if err := late.Wait(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	var sent time.Time
-	for sent.Sub(began) < ttl+ttl/16 {
+	var until time.Time // what the holder trusts
+	for sent := began; sent.Sub(began) < ttl+ttl/16; {
 		time.Sleep(ttl / 16)
 		sent = time.Now()
-		if _, err := holder.Extend(t.Context()); err != nil {
+		g, err := holder.Extend(t.Context())
+		if err != nil {
 			t.Fatal(err)
 		}
+		until = sent.Add(g.TTL)
 	}
 	defer p.Hold(func(b []byte) bool { return !breaks(b) }).Release() // nothing comes after it
 	late.Release()
@@ -79,7 +81,7 @@ func breakLate(t *testing.T, session time.Duration) {
 	})
 	other := locker(t, holdfast.Options{TTL: minTTL}, server.Addr())
 	await(t, acquiring(t.Context(), other, "k"), 4*ttl, "the next holder")
-	if early := ttl - time.Since(sent); early > 0 {
+	if early := time.Until(until); early > 0 {
 		t.Errorf("another is granted the key %v before the end of what its holder was promised", early)
 	}
 	if _, err := holder.Extend(t.Context()); !errors.Is(err, store.ErrLost) {
@@ -109,9 +111,10 @@ func TestBreakOnASession(t *testing.T) {
 			t.Fatal(err)
 		}
 		sent := time.Now()
-		if _, err := c.Extend(t.Context()); err != nil {
+		if g, err = c.Extend(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+		until := sent.Add(g.TTL)
 		h := store.Holder{Key: name, Owner: g.Owner}
 		for range 2 { // the second one finds it broken
 			if err := breaker.Break(t.Context(), h); err != nil {
@@ -130,7 +133,7 @@ func TestBreakOnASession(t *testing.T) {
 			}
 		}
 		next := await(t, acquiring(t.Context(), others, name), long/2, "the next holder")
-		if early := ttl - time.Since(sent); early > 0 && !gives {
+		if early := time.Until(until); early > 0 && !gives {
 			t.Errorf("%s: another is granted the key %v before the end of what its holder was promised", name, early)
 		}
 		if next.Token() <= g.Token {
