@@ -174,7 +174,8 @@ func (s *Store) Info() store.Info { return s.info }
 
 // Settle returns when nothing is left that the store clears in the background, such as a lock
 // whose Release had no answer, when the client is closed, or when ctx is done, with its error. A
-// program that ends at once leaves that to the ends of the etcd leases.
+// program that ends at once leaves that to the ends of the etcd leases. While no server answers it
+// is tried for up to a minute, or as long as a session may live: give ctx an end.
 func (s *Store) Settle(ctx context.Context) error {
 	if err := s.reaper.wait(ctx); err != nil {
 		return err
