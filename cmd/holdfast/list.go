@@ -22,9 +22,9 @@ import (
 const listHelp = `List the keys that are held and begin with PREFIX, or all.
 
 Each line has the key, its holder, for how long that has held it or, on Redis and in
-ZooKeeper, waited for it and held it, when that ends unless it is extended, the token where the store tells
-it, and how many wait in the store's queue. Keys and labels with special characters are
-quoted. With --json each line is an object as of holdfast status --json, without queue.
+ZooKeeper, waited for it and held it, when that ends unless it is extended, the token where
+the store tells it, and how many wait in the store's queue. In ZooKeeper a key is free when
+its holder's session ends. Keys and labels with special characters are quoted. With --json each line is an object as of holdfast status --json, without queue.
 
 On Redis all keys of the database are looked at, which takes a while where there are
 many. Locks of other libraries cannot be told from data there and are left out. The

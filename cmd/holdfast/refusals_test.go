@@ -1,11 +1,14 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"net"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -22,7 +25,6 @@ func refusedBy(t *testing.T, want int, texts []string, args ...string) {
 	code, out, errs := verbIn(t, []string{"HOLDFAST_CONFIG=/dev/null"}, args...)
 	lines := strings.Split(strings.TrimSpace(errs), "\n")
 	last := lines[len(lines)-1]
-	t.Logf("%d: %s", code, last)
 	if code != want || out != "" || strings.Contains(errs, "hunter2") {
 		t.Errorf("holdfast %q: code %d, want %d: %s%s", args, code, want, out, errs)
 	}
@@ -160,8 +162,46 @@ func TestNearestTTL(t *testing.T) {
 	}
 }
 
-// Who does not wait is not told of a wait, and a store that was waited for is not asked again.
-func TestDeadStoreIsAskedOnce(t *testing.T) {
+// slowStore answers nothing, after a while.
+type slowStore struct {
+	store.Inspector
+	after time.Duration
+	asked int
+}
+
+func (s *slowStore) Inspect(context.Context, string) (store.Holder, error) {
+	s.asked++
+	time.Sleep(s.after)
+	return store.Holder{}, store.ErrUnavailable
+}
+
+func (s *slowStore) List(context.Context, string) iter.Seq2[store.Holder, error] {
+	return func(yield func(store.Holder, error) bool) { yield(s.Inspect(context.Background(), "")) }
+}
+
+// A store is asked again after an answer that was missing for a moment, and not where it was waited for.
+func TestAskedAgain(t *testing.T) {
+	for after, want := range map[time.Duration]int{250 * time.Millisecond: inspectTries, 2 * time.Second: 1} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &slowStore{after: after}
+			if _, _, err := inspectKey(t.Context(), s, "k"); !errors.Is(err, store.ErrUnavailable) || s.asked != want {
+				t.Errorf("status, after %v: asked %d times, want %d: %v", after, s.asked, want, err)
+			}
+			s.asked = 0
+			for _, err := range listAgain(t.Context(), s, "") {
+				if !errors.Is(err, store.ErrUnavailable) || s.asked != want {
+					t.Errorf("list, after %v: asked %d times, want %d: %v", after, s.asked, want, err)
+				}
+			}
+			if s.asked == 0 {
+				t.Error("list asks nobody")
+			}
+		})
+	}
+}
+
+// Who does not wait is not told of a wait.
+func TestDeadStore(t *testing.T) {
 	for _, url := range []string{"etcd://127.0.0.1:1", "zk://127.0.0.1:1"} {
 		t.Run(url[:4], func(t *testing.T) {
 			t.Parallel()
@@ -171,9 +211,7 @@ func TestDeadStoreIsAskedOnce(t *testing.T) {
 				t.Errorf("run -n: %s", errs)
 			}
 			for _, args := range [][]string{{"status", "k"}, {"list"}} {
-				began := time.Now()
 				code, _, errs := verbIn(t, env, args...)
-				t.Logf("%v takes %v", args, time.Since(began))
 				if code != exitFailed || !strings.Contains(errs, reachAdvice) {
 					t.Errorf("%v: code %d: %s", args, code, errs)
 				}

@@ -107,7 +107,7 @@ func holderText(h store.Holder) string {
 	if h.Held == 0 {
 		return (&store.HeldError{Holder: h}).Error()
 	}
-	h.TTL = 0
+	h.TTL, h.Session = 0, false
 	return fmt.Sprintf("%v since %s (%v)", &store.HeldError{Holder: h}, time.Now().Add(-h.Held).Format(time.TimeOnly), h.Held.Round(time.Second))
 }
 
