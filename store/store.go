@@ -186,7 +186,8 @@ type Holder struct {
 	// Foreign: another library's lock on the same key.
 	Foreign bool
 	// Broken: an operator has taken the key from its holder ([Inspector]). Nobody holds it, and
-	// nobody gets it before TTL is over; Label says who broke it.
+	// nobody gets it while its former holder may trust its lease, which is for TTL, or less where that
+	// holder gives it up; Label says who broke it.
 	Broken bool
 	// Session: the key is free when the holder's session ends, and not by itself when TTL is over:
 	// that of a holder that has died ends later.

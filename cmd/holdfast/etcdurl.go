@@ -219,5 +219,5 @@ func (s etcdSpec) open() (*opened, error) {
 		client.Close()
 		return nil, err
 	}
-	return &opened{Store: st, spec: s.url(), close: func() { client.Close() }}, nil
+	return &opened{Store: st, spec: s.url(), close: func() { settle(st); client.Close() }}, nil
 }

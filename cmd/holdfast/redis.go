@@ -146,10 +146,10 @@ func (s storeSpec) tls() (*tls.Config, error) {
 // settleLimit bounds how long the command stays for servers beyond the quorum.
 const settleLimit = 250 * time.Millisecond
 
-// settle lets the releases under way reach every server. The connections end with the
-// process.
-func settle(st *redlock.Store) {
+// settle lets the releases under way reach every server, and what had no answer be cleared. The
+// connections end with the process.
+func settle(st interface{ Settle(context.Context) error }) {
 	ctx, cancel := context.WithTimeout(context.Background(), settleLimit)
 	defer cancel()
-	_ = st.Settle(ctx) // a server that does not answer keeps the vote until its ttl ends
+	_ = st.Settle(ctx) // a server that does not answer keeps what it has until its ttl ends
 }
