@@ -116,7 +116,7 @@ func advice(err error) string {
 
 // wrongProtocol are words for what servers answer, or do not, to the protocol of another kind of
 // server, or to one with TLS where they have none or without it where they have.
-var wrongProtocol = []string{"no answer", "no reply in time", "unknown message type", "unexpected message", "closed before anything was answered",
+var wrongProtocol = []string{"no answer", "no reply in time", "deadline exceeded", "i/o timeout", "unknown message type", "unexpected message", "closed before anything was answered",
 	"error reading server preface", "malformed packet", "busy buffer", "unexpected EOF"}
 
 // refusalOfMarks is [refusal] for marks.

@@ -279,7 +279,9 @@ func TestAdvice(t *testing.T) {
 		{errors.New("there is no session with ZooKeeper: what it answers is not ZooKeeper's protocol"), ""},
 		{errors.New("a: tls error: server refused TLS connection"), noTLSAdvice},
 		{errors.New("a: tls error: server refused TLS connection a: received unexpected message: %!w(<nil>)"), answerAdvice},
-		{errors.New("a: tls error: server refused TLS connection a: timeout"), ""},
+		{errors.New("a: tls error: server refused TLS connection a: lost"), ""},
+		{errors.New("127.0.0.1:1: no answer within 250ms"), answerAdvice},
+		{fmt.Errorf("127.0.0.1:1: %w", context.DeadlineExceeded), answerAdvice},
 		{&store.HeldError{Holder: store.Holder{Label: "host:1"}}, ""},
 		{store.ErrLost, ""},
 	} {
