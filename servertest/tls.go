@@ -79,9 +79,9 @@ func certify(t testing.TB, cert, parent *x509.Certificate, by *ecdsa.PrivateKey,
 	*cert = *signed
 	fail(os.WriteFile(certFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
 	if keyFile != "" {
-		der, err := x509.MarshalECPrivateKey(key)
+		der, err := x509.MarshalPKCS8PrivateKey(key)
 		fail(err)
-		fail(os.WriteFile(keyFile, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), 0o600))
+		fail(os.WriteFile(keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), 0o600))
 	}
 	return key
 }

@@ -49,6 +49,41 @@ func ZooKeeperConfig(name, value string) ZooKeeperOption {
 // not that of the machine.
 func ZooKeeperDurable() ZooKeeperOption { return ZooKeeperConfig("forceSync", "yes") }
 
+// ZooKeeperTLS gives the server a port with TLS beside the plain one; see
+// [ZooKeeperServer.SecureAddr]. It asks clients for no certificate.
+func ZooKeeperTLS(t testing.TB, c *Certs) ZooKeeperOption {
+	t.Helper()
+	var both []byte
+	cert, key := c.Server()
+	for _, name := range []string{key, cert} {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		both = append(both, b...)
+	}
+	file := filepath.Join(t.TempDir(), "zookeeper.pem")
+	if err := os.WriteFile(file, both, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	port, err := freePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(c map[string]string) {
+		maps.Copy(c, map[string]string{
+			securePort: strconv.Itoa(port), "secureClientPortAddress": "127.0.0.1",
+			"serverCnxnFactory":     "org.apache.zookeeper.server.NettyServerCnxnFactory",
+			"ssl.keyStore.location": file, "ssl.keyStore.type": "PEM", "ssl.clientAuth": "none",
+		})
+	}
+}
+
+const securePort = "secureClientPort"
+
+// SecureAddr is where a server with [ZooKeeperTLS] speaks TLS.
+func (s *ZooKeeperServer) SecureAddr() string { return "127.0.0.1:" + s.config[securePort] }
+
 // linked is not of zoo.cfg.
 const linked = "linked"
 

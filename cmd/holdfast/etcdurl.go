@@ -4,10 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"maps"
 	"net/url"
-	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -51,7 +48,7 @@ func (s *etcdSpec) parse(rest string) (rule string) {
 	if rule != "" {
 		return rule
 	}
-	return cmp.Or(s.setMembers(hosts, "2379"), s.setUser(u.User), s.setPrefix(u.Path), s.setAll(u.RawQuery), s.checkEtcd())
+	return cmp.Or(s.setMembers(hosts, "2379"), s.setUser(u.User), s.setPrefix(u.Path), s.setAll(u.RawQuery), s.checkMembers("etcds"))
 }
 
 // setPrefix takes the path: the part before the names of all keys.
@@ -66,69 +63,31 @@ func (s *etcdSpec) setPrefix(path string) (rule string) {
 	return ""
 }
 
-// etcdText are the parameters that are taken as they are.
-func (s *etcdSpec) etcdText(name string) *string {
+// text are the parameters that are taken as they are.
+func (s *etcdSpec) text(name string) *string {
 	if name == "cluster" {
 		return &s.cluster
 	}
-	if strings.HasPrefix(name, "sentinel-") {
-		return nil
-	}
-	return s.text(name)
+	return s.memberText(name)
 }
 
 const etcdParameters = "there are epoch, cluster, password-file, tls-ca, tls-cert, tls-key and tls-server-name"
 
 func (s *etcdSpec) setAll(query string) (rule string) {
-	values, err := url.ParseQuery(query)
-	if err != nil {
-		return "its parameters cannot be read: write special characters as %XX"
-	}
-	for _, name := range slices.Sorted(maps.Keys(values)) {
-		if rule := s.setOne(name, values[name]); rule != "" {
-			return rule
-		}
-	}
-	return ""
+	known := func(name string) bool { return name == "epoch" || s.text(name) != nil }
+	return readParameters(query, etcdParameters, known, s.setOne)
 }
 
-func (s *etcdSpec) setOne(name string, values []string) (rule string) {
-	text := s.etcdText(name)
-	switch {
-	case text == nil && name != "epoch":
-		return "has no parameter " + strconv.Quote(name) + "; " + etcdParameters
-	case len(values) != 1:
-		return "parameter " + name + " is given more than once"
-	case values[0] == "":
-		return "parameter " + name + " is empty"
-	case strings.IndexByte(values[0], 0) >= 0:
-		return "parameter " + name + " has a NUL"
-	case text != nil:
-		*text = values[0]
+func (s *etcdSpec) setOne(name, value string) (rule string) {
+	if text := s.text(name); text != nil {
+		*text = value
 		return ""
 	}
-	n, err := strconv.Atoi(values[0])
+	n, err := strconv.Atoi(value)
 	if err != nil || n < 0 || n > etcdstore.MaxEpoch {
 		return "epoch must be a number from 0 to " + strconv.Itoa(etcdstore.MaxEpoch)
 	}
 	s.epoch = n
-	return ""
-}
-
-// checkEtcd compares the parts with each other.
-func (s *etcdSpec) checkEtcd() (rule string) {
-	switch {
-	case s.password != "" && s.passwordFile != "":
-		return "has a password and a password-file: give one"
-	case s.user != "" && s.password == "" && s.passwordFile == "":
-		return "has a user without a password: write USER:PASSWORD@, or name a password-file"
-	case s.user == "" && s.password+s.passwordFile != "":
-		return "has a password without a user: write USER:PASSWORD@"
-	case s.scheme != "etcds" && s.ca+s.cert+s.key+s.serverName != "":
-		return "takes no tls- parameters: TLS is etcds://"
-	case (s.cert == "") != (s.key == ""):
-		return "tls-cert and tls-key belong together"
-	}
 	return ""
 }
 
@@ -145,30 +104,14 @@ func (s etcdSpec) url() string {
 	if s.epoch != 0 {
 		q.Set("epoch", strconv.Itoa(s.epoch))
 	}
-	for _, name := range []string{"cluster", "password-file", "tls-ca", "tls-cert", "tls-key", "tls-server-name"} {
-		if v := *s.etcdText(name); v != "" {
-			q.Set(name, v)
-		}
+	if s.cluster != "" {
+		q.Set("cluster", s.cluster)
 	}
+	s.memberParameters(q)
 	if len(q) > 0 {
 		text += "?" + q.Encode()
 	}
 	return text
-}
-
-// absoluteFiles makes the names of files good for other folders.
-func (s *etcdSpec) absoluteFiles() error {
-	for _, f := range []*string{&s.passwordFile, &s.ca, &s.cert, &s.key} {
-		if *f == "" {
-			continue
-		}
-		abs, err := filepath.Abs(*f)
-		if err != nil {
-			return &exit{exitFailed, err}
-		}
-		*f = abs
-	}
-	return nil
 }
 
 // loginError says why the client could not log in.
@@ -186,7 +129,7 @@ func (s etcdSpec) loginError(err error) error {
 // open makes a store of the cluster. Without a user nothing is sent yet: a cluster that is away
 // says so when it is asked, and may come later. With one, the client logs in first.
 func (s etcdSpec) open() (*opened, error) {
-	if err := s.absoluteFiles(); err != nil {
+	if err := s.absolute(); err != nil {
 		return nil, err
 	}
 	cfg := clientv3.Config{

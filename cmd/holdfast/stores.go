@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -44,7 +46,7 @@ Parameters of one kind of store:
   etcd      epoch=N       a larger one after each restore of the cluster from a snapshot
             cluster=NAME  the cluster's name, where its clients reach it by different hosts
   zk        session-timeout=30s   twice the longest ttl; a holder that dies keeps the others
-            waiting for about as long. There is no TLS
+            waiting for about as long
   postgres  notify=1      releases wake waiters; and the parameters of psql, such as
             sslmode, sslrootcert, sslcert and sslkey in place of those of TLS
   mysql     tls=true, false, skip-verify or preferred
@@ -219,8 +221,9 @@ var storeKinds = []storeKind{
 	{[]string{"etcd", "etcds"}, "etcd://HOST (etcds for TLS)",
 		`  etcd://[USER:PASSWORD@]HOST[:PORT],...[/PREFIX/]          an etcd cluster; etcds:// with TLS
 `, reading(parseEtcd)},
-	{[]string{"zk"}, "zk://HOST",
-		`  zk://[USER:PASSWORD@]HOST[:PORT],...[/CHROOT]             a ZooKeeper ensemble; no tickets
+	{[]string{"zk", "zks"}, "zk://HOST (zks for TLS)",
+		`  zk://[USER:PASSWORD@]HOST[:PORT],...[/CHROOT]             a ZooKeeper ensemble, without tickets;
+                                                            zks:// with TLS
 `, reading(parseZK)},
 	{[]string{"postgres", "postgresql"}, "postgres://HOST/DATABASE",
 		`  postgres://[USER:PASSWORD@]HOST[:PORT],...[/DATABASE]     a table in PostgreSQL
@@ -476,6 +479,65 @@ func splitHosts(scheme, rest string) (u *url.URL, hosts, rule string) {
 		return nil, "", "is not a valid URL: write special characters of the password as %XX"
 	}
 	return u, hosts, ""
+}
+
+// memberText are the parameters, taken as they are, of stores whose members are one cluster.
+func (s *storeSpec) memberText(name string) *string {
+	if strings.HasPrefix(name, "sentinel-") {
+		return nil
+	}
+	return s.text(name)
+}
+
+// memberParameters writes them.
+func (s *storeSpec) memberParameters(into url.Values) {
+	for _, name := range []string{"password-file", "tls-ca", "tls-cert", "tls-key", "tls-server-name"} {
+		if v := *s.memberText(name); v != "" {
+			into.Set(name, v)
+		}
+	}
+}
+
+// checkMembers compares the parts with each other. tls is the scheme of the same store over TLS.
+func (s *storeSpec) checkMembers(tls string) (rule string) {
+	switch {
+	case s.password != "" && s.passwordFile != "":
+		return "has a password and a password-file: give one"
+	case s.user != "" && s.password == "" && s.passwordFile == "":
+		return "has a user without a password: write USER:PASSWORD@, or name a password-file"
+	case s.user == "" && s.password+s.passwordFile != "":
+		return "has a password without a user: write USER:PASSWORD@"
+	case s.scheme != tls && s.ca+s.cert+s.key+s.serverName != "":
+		return "takes no tls- parameters: TLS is " + tls + "://"
+	case (s.cert == "") != (s.key == ""):
+		return "tls-cert and tls-key belong together"
+	}
+	return ""
+}
+
+// readParameters reads a query: each parameter once, with a value. there says which there are.
+func readParameters(query, there string, known func(name string) bool, set func(name, value string) (rule string)) (rule string) {
+	values, err := url.ParseQuery(query)
+	if err != nil {
+		return "its parameters cannot be read: write special characters as %XX"
+	}
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		switch v := values[name]; {
+		case !known(name):
+			return "has no parameter " + strconv.Quote(name) + "; " + there
+		case len(v) != 1:
+			return "parameter " + name + " is given more than once"
+		case v[0] == "":
+			return "parameter " + name + " is empty"
+		case strings.IndexByte(v[0], 0) >= 0:
+			return "parameter " + name + " has a NUL"
+		default:
+			if rule := set(name, v[0]); rule != "" {
+				return rule
+			}
+		}
+	}
+	return ""
 }
 
 // setMembers takes a list with commas, each with the port where it has none.

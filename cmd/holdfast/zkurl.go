@@ -2,11 +2,7 @@ package main
 
 import (
 	"cmp"
-	"maps"
 	"net/url"
-	"path/filepath"
-	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -17,7 +13,7 @@ import (
 //
 //	zk://[USER:PASSWORD@]HOST[:PORT][,HOST...][/CHROOT]
 //
-// with parameters. Of its store fields those of Redis that have the same meaning are used.
+// and the same with zks for TLS, and with parameters. Of its store fields those of Redis that have the same meaning are used.
 type zkSpec struct {
 	storeSpec
 	chroot  string        // begins with a slash; empty for none
@@ -42,7 +38,7 @@ func (s *zkSpec) parse(rest string) (rule string) {
 	if rule != "" {
 		return rule
 	}
-	return cmp.Or(s.setMembers(hosts, "2181"), s.setUser(u.User), s.setChroot(u.Path), s.setAll(u.RawQuery), s.checkZK())
+	return cmp.Or(s.setMembers(hosts, "2181"), s.setUser(u.User), s.setChroot(u.Path), s.setAll(u.RawQuery), s.checkMembers("zks"))
 }
 
 // setChroot takes the path. What makes a good one, the store knows.
@@ -53,53 +49,23 @@ func (s *zkSpec) setChroot(path string) (rule string) {
 	return ""
 }
 
-const zkParameters = "there are session-timeout and password-file"
+const zkParameters = "there are session-timeout, password-file, tls-ca, tls-cert, tls-key and tls-server-name"
 
 func (s *zkSpec) setAll(query string) (rule string) {
-	values, err := url.ParseQuery(query)
-	if err != nil {
-		return "its parameters cannot be read: write special characters as %XX"
-	}
-	for _, name := range slices.Sorted(maps.Keys(values)) {
-		if rule := s.setOne(name, values[name]); rule != "" {
-			return rule
-		}
-	}
-	return ""
+	known := func(name string) bool { return name == "session-timeout" || s.memberText(name) != nil }
+	return readParameters(query, zkParameters, known, s.setOne)
 }
 
-func (s *zkSpec) setOne(name string, values []string) (rule string) {
-	switch {
-	case name != "session-timeout" && name != "password-file":
-		return "has no parameter " + strconv.Quote(name) + "; " + zkParameters
-	case len(values) != 1:
-		return "parameter " + name + " is given more than once"
-	case values[0] == "":
-		return "parameter " + name + " is empty"
-	case strings.IndexByte(values[0], 0) >= 0:
-		return "parameter " + name + " has a NUL"
-	case name == "password-file":
-		s.passwordFile = values[0]
+func (s *zkSpec) setOne(name, value string) (rule string) {
+	if text := s.memberText(name); text != nil {
+		*text = value
 		return ""
 	}
-	d, err := time.ParseDuration(values[0])
+	d, err := time.ParseDuration(value)
 	if err != nil || d <= 0 {
 		return "session-timeout must be a positive duration with its unit, such as 30s"
 	}
 	s.session = d
-	return ""
-}
-
-// checkZK compares the parts with each other.
-func (s *zkSpec) checkZK() (rule string) {
-	switch {
-	case s.password != "" && s.passwordFile != "":
-		return "has a password and a password-file: give one"
-	case s.user != "" && s.password == "" && s.passwordFile == "":
-		return "has a user without a password: write USER:PASSWORD@, or name a password-file"
-	case s.user == "" && s.password+s.passwordFile != "":
-		return "has a password without a user: write USER:PASSWORD@"
-	}
 	return ""
 }
 
@@ -116,9 +82,7 @@ func (s zkSpec) url() string {
 	if s.session != 0 {
 		q.Set("session-timeout", s.session.String())
 	}
-	if s.passwordFile != "" {
-		q.Set("password-file", s.passwordFile)
-	}
+	s.memberParameters(q)
 	if len(q) > 0 {
 		text += "?" + q.Encode()
 	}
@@ -128,20 +92,22 @@ func (s zkSpec) url() string {
 // open makes a store of the ensemble, which connects in the background: one that is away says so
 // when it is asked, and may come later. Closing it ends its leases at once.
 func (s zkSpec) open() (*opened, error) {
-	if s.passwordFile != "" {
-		abs, err := filepath.Abs(s.passwordFile) // good for other folders
-		if err != nil {
-			return nil, &exit{exitFailed, err}
-		}
-		s.passwordFile = abs
+	if err := s.absolute(); err != nil {
+		return nil, err
 	}
 	password, err := s.secretFrom(s.password, "password-file", s.passwordFile)
 	if err != nil {
 		return nil, err
 	}
-	st, err := zkstore.Dial(zkstore.Options{
+	o := zkstore.Options{
 		Servers: strings.Split(s.addrs, ","), Chroot: s.chroot, User: s.user, Password: password, SessionTimeout: s.session,
-	})
+	}
+	if s.scheme == "zks" {
+		if o.TLS, err = s.tls(); err != nil {
+			return nil, err
+		}
+	}
+	st, err := zkstore.Dial(o)
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -16,17 +17,18 @@ func zkAt(r redisSpec, chroot string, session time.Duration) zkSpec {
 
 func TestParseZK(t *testing.T) {
 	for raw, want := range map[string]zkSpec{
-		"zk://h":                                zkAt(redisSpec{addrs: "h:2181"}, "", 0),
-		"zk://h/":                               zkAt(redisSpec{addrs: "h:2181"}, "", 0),
-		"zk://a,b:7,[::1]":                      zkAt(redisSpec{addrs: "a:2181,b:7,[::1]:2181"}, "", 0),
-		"zk://a,b/apps/shop":                    zkAt(redisSpec{addrs: "a:2181,b:2181"}, "/apps/shop", 0),
-		"zk://h/apps/a%20b/":                    zkAt(redisSpec{addrs: "h:2181"}, "/apps/a b", 0),
-		"zk://u:s%40c%2Fret@h/apps":             zkAt(redisSpec{addrs: "h:2181", user: "u", password: "s@c/ret"}, "/apps", 0),
-		"zk://u@h?password-file=/f":             zkAt(redisSpec{addrs: "h:2181", user: "u", passwordFile: "/f"}, "", 0),
-		"zk://h/apps?session-timeout=1m":        zkAt(redisSpec{addrs: "h:2181"}, "/apps", time.Minute),
-		"zk://u@h?password-file=a%26b%3Fc%23d":  zkAt(redisSpec{addrs: "h:2181", user: "u", passwordFile: "a&b?c#d"}, "", 0),
-		"zk://h?session-timeout=2500ms":         zkAt(redisSpec{addrs: "h:2181"}, "", 2500*time.Millisecond),
-		"zk://u:p@[fe80::1%25eth0]:2182,z/x/y/": zkAt(redisSpec{addrs: "[fe80::1%eth0]:2182,z:2181", user: "u", password: "p"}, "/x/y", 0),
+		"zk://h":                                 zkAt(redisSpec{addrs: "h:2181"}, "", 0),
+		"zk://h/":                                zkAt(redisSpec{addrs: "h:2181"}, "", 0),
+		"zk://a,b:7,[::1]":                       zkAt(redisSpec{addrs: "a:2181,b:7,[::1]:2181"}, "", 0),
+		"zk://a,b/apps/shop":                     zkAt(redisSpec{addrs: "a:2181,b:2181"}, "/apps/shop", 0),
+		"zk://h/apps/a%20b/":                     zkAt(redisSpec{addrs: "h:2181"}, "/apps/a b", 0),
+		"zk://u:s%40c%2Fret@h/apps":              zkAt(redisSpec{addrs: "h:2181", user: "u", password: "s@c/ret"}, "/apps", 0),
+		"zk://u@h?password-file=/f":              zkAt(redisSpec{addrs: "h:2181", user: "u", passwordFile: "/f"}, "", 0),
+		"zk://h/apps?session-timeout=1m":         zkAt(redisSpec{addrs: "h:2181"}, "/apps", time.Minute),
+		"zk://u@h?password-file=a%26b%3Fc%23d":   zkAt(redisSpec{addrs: "h:2181", user: "u", passwordFile: "a&b?c#d"}, "", 0),
+		"zks://h?tls-ca=/ca&tls-server-name=zoo": {storeSpec: storeSpec{scheme: "zks", redisSpec: redisSpec{addrs: "h:2181", ca: "/ca", serverName: "zoo"}}},
+		"zk://h?session-timeout=2500ms":          zkAt(redisSpec{addrs: "h:2181"}, "", 2500*time.Millisecond),
+		"zk://u:p@[fe80::1%25eth0]:2182,z/x/y/":  zkAt(redisSpec{addrs: "[fe80::1%eth0]:2182,z:2181", user: "u", password: "p"}, "/x/y", 0),
 	} {
 		got, err := parseZK(raw)
 		if err != nil || got != want {
@@ -64,7 +66,9 @@ func TestParseZKRefuses(t *testing.T) {
 		"zk://h?session-timeout=":         "is empty",
 		"zk://h?session-timeout=1s&session-timeout=2s": "more than once",
 		"zk://h?max-ttl=30s":                           "no parameter",
-		"zk://h?tls-ca=x":                              "no parameter",
+		"zk://h?tls-ca=x":                              "TLS is zks://",
+		"zks://h?tls-cert=x":                           "together",
+		"zk://h?sentinel-user=x":                       "no parameter",
 		"zk://h?password-file=%zz":                     "cannot be read",
 	} {
 		_, err := parseZK(raw)
@@ -97,26 +101,33 @@ func TestParseZKRefuses(t *testing.T) {
 	}
 }
 
+// A store from a URL works, over TLS too.
 func TestOpenZK(t *testing.T) {
-	server := servertest.ZooKeeper(t)
-	s, err := parseZK("zk://u:p@" + server.Addr() + "/apps?session-timeout=20s")
-	if err != nil {
-		t.Fatal(err)
-	}
-	o, err := s.open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer o.close()
-	c := o.Claim("k", store.ClaimOptions{TTL: time.Second})
-	if _, err := c.Try(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Release(t.Context()); err != nil {
-		t.Error(err)
-	}
-	if again, err := parseZK(o.spec); err != nil || again != s {
-		t.Errorf("a nested command is given %s, which reads as %+v, %v", o.spec, again, err)
+	certs := servertest.TLS(t)
+	server := servertest.ZooKeeper(t, servertest.ZooKeeperTLS(t, certs), servertest.ZooKeeperConfig("tickTime", "1000"))
+	for _, raw := range []string{
+		"zk://u:p@" + server.Addr() + "/apps?session-timeout=20s",
+		"zks://u:p@" + server.SecureAddr() + "/apps?session-timeout=20s&tls-ca=" + filepath.ToSlash(certs.CA),
+	} {
+		s, err := parseZK(raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o, err := s.open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer o.close()
+		c := o.Claim("k", store.ClaimOptions{TTL: 10 * time.Second})
+		if _, err := c.Try(t.Context()); err != nil {
+			t.Fatalf("%s: %v", raw, err)
+		}
+		if err := c.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if again, err := parseZK(o.spec); err != nil || again != s {
+			t.Errorf("a nested command is given %s, which reads as %+v, %v", o.spec, again, err)
+		}
 	}
 }
 

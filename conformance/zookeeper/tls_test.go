@@ -1,18 +1,8 @@
 package zookeeper
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
-	"math/big"
-	"net"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -24,65 +14,13 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-// certificate writes a server's key and certificate, for 127.0.0.1 alone, and answers who trusts it.
-func certificate(t testing.TB) (file string, pool *x509.CertPool) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "zk"}, // Java wants a name
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	secret, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text := append(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}),
-		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})...)
-	file = filepath.Join(t.TempDir(), "server.pem")
-	if err := os.WriteFile(file, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	pool = x509.NewCertPool()
-	pool.AppendCertsFromPEM(text)
-	return file, pool
-}
-
-// secure starts a server with a port for TLS.
-func secure(t testing.TB, file string) (plain *servertest.ZooKeeperServer, addr string) {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr = ln.Addr().String()
-	ln.Close()
-	_, port, _ := net.SplitHostPort(addr)
-	var opts []servertest.ZooKeeperOption
-	for name, value := range map[string]string{
-		"secureClientPort": port, "secureClientPortAddress": "127.0.0.1",
-		"serverCnxnFactory":     "org.apache.zookeeper.server.NettyServerCnxnFactory",
-		"ssl.keyStore.location": file, "ssl.keyStore.type": "PEM", "ssl.clientAuth": "none",
-	} {
-		opts = append(opts, servertest.ZooKeeperConfig(name, value))
-	}
-	return servertest.ZooKeeper(t, append(opts, ticks())...), addr
-}
-
 // The store speaks TLS, with credentials and over reconnections; who does not trust the server, or does
 // not speak TLS where the server does, is told so.
 func TestTLS(t *testing.T) {
 	t.Parallel()
-	file, pool := certificate(t)
-	server, addr := secure(t, file)
+	certs := servertest.TLS(t)
+	server := servertest.ZooKeeper(t, servertest.ZooKeeperTLS(t, certs), ticks())
+	addr, pool := server.SecureAddr(), certs.Config(t).RootCAs
 	proxy := servertest.NewProxy(t, addr)
 	o := zkstore.Options{Servers: []string{proxy.Addr()}, SessionTimeout: sessionTimeout, TLS: &tls.Config{RootCAs: pool},
 		User: "shop", Password: "secret", Chroot: "/apps"}
