@@ -124,5 +124,5 @@ func (c *claim) extend(l *life, start time.Time) (store.Grant, error) {
 	if err := c.standing(nil); err != nil {
 		return store.Grant{}, err
 	}
-	return c.reread(l, n, start)
+	return c.reread(l, n, instants{start, start})
 }

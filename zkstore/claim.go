@@ -317,14 +317,14 @@ func (c *claim) attempt(ctx context.Context, l *life, start time.Time) (store.Gr
 	if err != nil {
 		return store.Grant{}, err
 	}
-	if n != nil { // the leader must answer in this call; see the package documentation
+	if n != nil {
 		if err := c.s.find(l, n, c.dir, c.owner); errors.Is(err, zk.ErrNoNode) {
 			return store.Grant{}, c.gone()
 		} else if err != nil {
 			return store.Grant{}, readFailed(err)
 		}
-		names, err := c.names(l)
-		return c.look(l, n, names, err, start)
+		names, shown, err := c.names(l, start)
+		return c.look(l, n, names, err, instants{start, shown})
 	}
 	if !c.o.Wait {
 		if held, err := c.peek(l); err != nil || held != nil {
@@ -336,22 +336,39 @@ func (c *claim) attempt(ctx context.Context, l *life, start time.Time) (store.Gr
 	case err != nil:
 		return store.Grant{}, err
 	case alone:
-		return c.grant(l, n.czxid, start)
+		return c.grant(l, n.czxid, instants{start, start})
 	}
 	names, err := c.s.children(l, c.dir)
-	return c.look(l, n, names, err, start)
+	return c.look(l, n, names, err, instants{start, start})
 }
 
-// names are those in the queue, after the leader has answered.
-func (c *claim) names(l *life) ([]string, error) {
+// instants belong to a call.
+type instants struct {
+	start time.Time // when it began
+	shown time.Time // before a request of which the answer shows that the leader keeps the session
+}
+
+// names are those in the queue. A claim that was not granted yet need not have the leader answer where that
+// has just agreed to a transaction of the session, most often the one that made the node: in however old a
+// list it is the first, those before it have gone for good.
+func (c *claim) names(l *life, start time.Time) (names []string, shown time.Time, err error) {
 	read := func() ([]string, error) { return c.s.children(l, c.dir) }
+	c.mu.Lock()
+	granted := c.granted
+	c.mu.Unlock()
+	if agreed := l.quorate(); !granted && start.Sub(agreed) < l.trusted()/16 {
+		names, err = read()
+		return names, agreed, err
+	}
 	if !l.stale() {
-		return synced(c.s, l, c.dir, read)
+		names, err = synced(c.s, l, c.dir, read)
+		return names, start, err
 	}
 	if err := c.s.commit(l, c.dir); err != nil {
-		return nil, err
+		return nil, start, err
 	}
-	return read()
+	names, err = read()
+	return names, start, err
 }
 
 func orHeld(held *store.HeldError, err error) error {
@@ -474,9 +491,9 @@ func (c *claim) listed(names []string, err error) ([]member, error) {
 	return members(names), err
 }
 
-// look says where the node stands among the names in the queue, or what reading those has answered. The
-// leader has answered since start, and they are at least as new.
-func (c *claim) look(l *life, n *node, names []string, err error, start time.Time) (store.Grant, error) {
+// look says where the node stands among the names in the queue, or what reading those has answered. They are
+// at least as new as the node.
+func (c *claim) look(l *life, n *node, names []string, err error, at instants) (store.Grant, error) {
 	if errors.Is(err, zk.ErrNoNode) {
 		return store.Grant{}, c.gone()
 	}
@@ -484,30 +501,30 @@ func (c *claim) look(l *life, n *node, names []string, err error, start time.Tim
 		return store.Grant{}, classify(err, true)
 	}
 	list := members(names)
-	switch at := place(list, c.owner); {
-	case at < 0:
+	switch i := place(list, c.owner); {
+	case i < 0:
 		return store.Grant{}, c.gone()
-	case at == 0:
-		return c.first(l, n, start)
+	case i == 0:
+		return c.first(l, n, at)
 	default:
-		return store.Grant{}, c.refused(l, list, at)
+		return store.Grant{}, c.refused(l, list, i)
 	}
 }
 
 // first grants to the first in the queue. Whose number is known and who was not granted before need
 // not be read: nobody takes a key away that is not held.
-func (c *claim) first(l *life, n *node, start time.Time) (store.Grant, error) {
+func (c *claim) first(l *life, n *node, at instants) (store.Grant, error) {
 	c.mu.Lock()
 	granted := c.granted
 	c.mu.Unlock()
 	if n.czxid != 0 && !granted {
-		return c.grant(l, n.czxid, start)
+		return c.grant(l, n.czxid, at)
 	}
-	return c.reread(l, n, start)
+	return c.reread(l, n, at)
 }
 
 // reread grants to a node that is there and has not been broken.
-func (c *claim) reread(l *life, n *node, start time.Time) (store.Grant, error) {
+func (c *claim) reread(l *life, n *node, at instants) (store.Grant, error) {
 	own, err := c.s.get(l, c.dir+"/"+n.name)
 	switch {
 	case errors.Is(err, zk.ErrNoNode):
@@ -518,7 +535,7 @@ func (c *claim) reread(l *life, n *node, start time.Time) (store.Grant, error) {
 		return store.Grant{}, c.broken()
 	}
 	n.czxid = own.stat.Czxid
-	return c.grant(l, n.czxid, start)
+	return c.grant(l, n.czxid, at)
 }
 
 // broken takes note that an operator has taken the key away. The node stays until its ttl is over.
@@ -529,12 +546,12 @@ func (c *claim) broken() error {
 	return &store.LostError{}
 }
 
-func (c *claim) grant(l *life, czxid int64, start time.Time) (store.Grant, error) {
+func (c *claim) grant(l *life, czxid int64, at instants) (store.Grant, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	ttl := min(c.o.TTL, l.until(start).Sub(start))
+	ttl := min(c.o.TTL, l.until(at.shown).Sub(at.start))
 	c.granted, c.token, c.wake = true, fence.Token(czxid), nil
-	c.until = start.Add(ttl)
+	c.until = at.start.Add(ttl)
 	return store.Grant{Token: c.token, Owner: c.owner, TTL: ttl}, nil
 }
 

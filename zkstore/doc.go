@@ -42,6 +42,10 @@
 // nothing takes the place of the sync. A new leader gives each session its whole timeout anew, and
 // no lease is trusted for longer than a timeout from the last transaction.
 //
+// A claim that is woken needs no sync where a quorum has just agreed to a transaction of its session, most
+// often the one that made its node: what is no longer before that node in a list, however old the list is, has
+// gone for good. Its lease is then trusted for half of the timeout from before that transaction.
+//
 // Half of the session's timeout is therefore the largest ttl. Where a server grants a shorter
 // timeout than asked (at most 20 ticks, unless configured otherwise), leases are shorter, too. All
 // members must have the same bounds of timeouts, and the same tick.
