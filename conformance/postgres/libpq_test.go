@@ -100,5 +100,5 @@ func TestLibPQManyDeadConnections(t *testing.T) {
 		t.Fatalf("%d connections are idle: the test shows nothing", n)
 	}
 	server.Restart()
-	sqlrig.Free(t, s, "k")
+	sqlrig.Free(t, s, "after") // the release of the other key may have been lost
 }
