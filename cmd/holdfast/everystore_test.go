@@ -48,6 +48,11 @@ var everyStore = map[string]func(t *testing.T) string{
 	"zk": func(t *testing.T) string {
 		return "zk://bob:hunter2@" + servertest.ZooKeeper(t, servertest.ZooKeeperConfig("tickTime", "500")).Addr() + "/apps?session-timeout=6s"
 	},
+	"zks": func(t *testing.T) string {
+		certs := servertest.TLS(t)
+		server := servertest.ZooKeeper(t, servertest.ZooKeeperTLS(t, certs), servertest.ZooKeeperConfig("tickTime", "500"))
+		return "zks://" + server.SecureAddr() + "?session-timeout=6s&tls-ca=" + param(certs.CA)
+	},
 	"postgres": func(t *testing.T) string { return servertest.PostgreSQL(t).URL("") + "&notify=1" },
 	"mysql":    func(t *testing.T) string { return servertest.MariaDB(t).URL("") },
 }
@@ -66,9 +71,9 @@ func TestEveryStore(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(everyStore)) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			e := &everyVerb{T: t, session: name == "zk", env: []string{"HOLDFAST_STORE=" + everyStore[name](t), "HOLDFAST_CONFIG=/dev/null"}}
+			e := &everyVerb{T: t, session: strings.HasPrefix(name, "zk"), env: []string{"HOLDFAST_STORE=" + everyStore[name](t), "HOLDFAST_CONFIG=/dev/null"}}
 			e.run()
-			if name == "zk" {
+			if strings.HasPrefix(name, "zk") {
 				e.noTickets()
 			} else {
 				e.tickets()
