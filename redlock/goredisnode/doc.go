@@ -8,4 +8,9 @@
 // such instead of being dialled until then. go-redis never uses a connection again on which a
 // reply did not come in time. A [redis.ClusterClient] has no such means: set its ReadTimeout or
 // ContextTimeoutEnabled.
+//
+// Where a server does not know CLIENT MAINT_NOTIFICATIONS, go-redis 9.23 notes that in options which its
+// connections share without a common lock: a program under the race detector may report it. Options with
+// MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled} avoid that,
+// and a round trip for each connection.
 package goredisnode
