@@ -381,7 +381,7 @@ func orHeld(held *store.HeldError, err error) error {
 // readFailed is classify for a read, in a call that has changed nothing.
 func readFailed(err error) error { return classify(err, false) }
 
-// current is the node that the claim has in this session, and a loss where its grant has ended.
+// current is the node that the claim has in the life l, and a loss where its grant has ended.
 func (c *claim) current(l *life) (*node, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -261,7 +261,7 @@ func (s *Store) sync(l *life, path string) error {
 	return err
 }
 
-// commit has a quorum agree to a transaction that changes nothing, and after which this session reads
+// commit has a quorum agree to a transaction that changes nothing, and after which the connection reads
 // what is at least as new. The path need not exist.
 func (s *Store) commit(l *life, path string) error {
 	answers, err := s.multi(l, &zk.CheckVersionRequest{Path: path, Version: -1})

@@ -116,28 +116,9 @@ func splitParameters(query, name string) (own, others string) {
 // parseSQL reads what follows the scheme of a database server and its colon, and returns the
 // rule that it breaks.
 func (s *marksSpec) parseSQL(scheme, rest string) (rule string) {
-	rest, ok := strings.CutPrefix(rest, "//")
-	if !ok {
-		return "names no host: write " + scheme + "://HOST/DATABASE"
-	}
-	authority := rest
-	if i := strings.IndexAny(rest, "/?#"); i >= 0 {
-		authority = rest[:i]
-	}
-	rest = rest[len(authority):]
-	userinfo, hosts := "", authority
-	if i := strings.LastIndexByte(authority, '@'); i >= 0 {
-		userinfo, hosts = authority[:i+1], authority[i+1:]
-	}
-	switch { // before anything of it is shown
-	case strings.Contains(rest, "@"):
-		return "write special characters of the password as %XX: / ? # @ are %2F %3F %23 %40"
-	case strings.Contains(rest, "#"):
-		return "has no fragment: write # in a password as %23"
-	}
-	u, err := url.Parse("sql://" + userinfo + "host" + rest)
-	if err != nil { // its text repeats the URL with the password
-		return "is not a valid URL: write special characters of the password as %XX"
+	u, hosts, rule := splitHosts(scheme, rest)
+	if rule != "" {
+		return rule
 	}
 	s.setUser(u.User)
 	s.database = strings.TrimPrefix(u.Path, "/")

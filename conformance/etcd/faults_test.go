@@ -248,45 +248,9 @@ func TestLostReplyLeavesNoOrphan(t *testing.T) {
 		locks := kit.Locker(t, s, holdfast.Options{TTL: ttl})
 		wg.Go(func() {
 			for i := w; i < runs; i += workers {
-				key := "k" + strconv.Itoa(i)
-				held := p.Hold(taking)
-				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-				outcome := make(chan error, 1)
-				go func() {
-					_, err := locks.TryAcquire(ctx, key)
-					outcome <- err
-				}()
-				if err := held.Wait(ctx); err != nil {
-					t.Errorf("run %d: no transaction came: %v", i, err)
-				}
-				dropped := p.Counts().Dropped
-				p.DropReplies()
-				held.Release()
-				servertest.Eventually(t, 20*time.Second, func() error { // the server has acted
-					if keys(t, direct, prefix) == 0 || p.Counts().Dropped == dropped {
-						return errors.New("the server has not acted, or its reply was not lost")
-					}
-					return nil
-				})
-				want := holdfast.ErrUncertain
-				if i%2 == 1 { // the caller gives up before the connection breaks
-					want = context.Canceled
-					cancel()
-				}
-				healed := time.Now()
-				p.Heal()
-				if err := <-outcome; !errors.Is(err, want) {
-					t.Errorf("run %d: TryAcquire whose reply was lost answers %v, want %v", i, err, want)
-				}
-				cancel()
-				servertest.Eventually(t, ttl/2, func() error {
-					if n := keys(t, direct, prefix); n != 0 {
-						return fmt.Errorf("run %d: %d keys are left of an acquisition that failed", i, n)
-					}
-					return nil
-				})
+				took := loseReply(t, direct, p, locks, prefix, 0, i)
 				mu.Lock()
-				worst = max(worst, time.Since(healed))
+				worst = max(worst, took)
 				mu.Unlock()
 			}
 		})
